@@ -1,0 +1,137 @@
+package memory
+
+import (
+	"context"
+	"strings"
+	"sync"
+
+	"github.com/muster-io/muster/registry"
+)
+
+// watcher is one watch: what the store offers is queued without bound, as an
+// etcd client does, and a goroutine carries the queue to the reader.
+type watcher struct {
+	prefix string
+	reach  int64 // up to which everything has been queued; guarded by the store's lock
+	ended  bool  // likewise
+
+	mu    sync.Mutex
+	queue []registry.WatchResponse
+	ready chan struct{}
+}
+
+// Watch implements registry.Store.
+func (s *Store) Watch(ctx context.Context, prefix string, from int64) <-chan registry.WatchResponse {
+	from = max(from, 1)
+	w := &watcher{prefix: prefix, reach: from - 1, ready: make(chan struct{}, 1)}
+	s.mu.Lock()
+	if !s.held {
+		s.feed(w)
+	}
+	s.watchers[w] = struct{}{}
+	s.mu.Unlock()
+
+	out := make(chan registry.WatchResponse)
+	go func() {
+		defer close(out)
+		defer func() {
+			s.mu.Lock()
+			delete(s.watchers, w)
+			s.mu.Unlock()
+		}()
+		for {
+			r, ok := w.next(ctx)
+			if !ok {
+				return
+			}
+			select {
+			case out <- r:
+			case <-ctx.Done():
+				return
+			}
+			if r.Err != nil {
+				return
+			}
+		}
+	}()
+	return out
+}
+
+// RequestProgress implements registry.Store.
+func (s *Store) RequestProgress(ctx context.Context) error {
+	return s.around(ctx, "progress", func() error {
+		if s.held {
+			return nil
+		}
+		for w := range s.watchers {
+			w.push(registry.WatchResponse{Revision: s.revision, Progress: true})
+		}
+		return nil
+	})
+}
+
+// feed brings a watch from where it is to the newest revision, or ends it where
+// history begins only later.
+func (s *Store) feed(w *watcher) {
+	if w.ended {
+		return
+	}
+	if w.reach < s.compacted {
+		w.ended = true
+		w.push(registry.WatchResponse{Err: registry.ErrCompacted, CompactRevision: s.compacted})
+		return
+	}
+	for i := 0; i < len(s.history); {
+		j := i + 1
+		for j < len(s.history) && s.history[j].ModRevision == s.history[i].ModRevision {
+			j++
+		}
+		w.offer(s.history[i].ModRevision, s.history[i:j])
+		i = j
+	}
+}
+
+// offer queues what of one revision is the watch's, unless it was queued before.
+func (w *watcher) offer(revision int64, events []registry.Event) {
+	if w.ended || revision <= w.reach {
+		return
+	}
+	w.reach = revision
+	var mine []registry.Event
+	for _, e := range events {
+		if strings.HasPrefix(e.Key, w.prefix) {
+			mine = append(mine, e)
+		}
+	}
+	if len(mine) > 0 {
+		w.push(registry.WatchResponse{Revision: revision, Events: mine})
+	}
+}
+
+func (w *watcher) push(r registry.WatchResponse) {
+	w.mu.Lock()
+	w.queue = append(w.queue, r)
+	w.mu.Unlock()
+	select {
+	case w.ready <- struct{}{}:
+	default:
+	}
+}
+
+func (w *watcher) next(ctx context.Context) (registry.WatchResponse, bool) {
+	for {
+		w.mu.Lock()
+		if len(w.queue) > 0 {
+			r := w.queue[0]
+			w.queue = w.queue[1:]
+			w.mu.Unlock()
+			return r, true
+		}
+		w.mu.Unlock()
+		select {
+		case <-w.ready:
+		case <-ctx.Done():
+			return registry.WatchResponse{}, false
+		}
+	}
+}

@@ -1,0 +1,268 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+)
+
+// ViewOptions are the settings of a View.
+type ViewOptions struct {
+	// Stall is how long the View may hear nothing from the store before it says
+	// so with Trouble. It asks for progress four times in that time, and lists
+	// again after half of it. Zero means 3 s.
+	Stall  time.Duration
+	Logger *slog.Logger // nil discards
+}
+
+// View keeps a live copy of what stands under some prefixes. It lists them at
+// one revision, watches from the next, and after a compaction lists again and
+// delivers the difference. Open starts it; Close ends it.
+type View struct {
+	store    Store
+	prefixes []string
+	o        ViewOptions
+	cancel   context.CancelFunc
+	stopped  chan struct{}
+	changed  chan struct{} // holds a token after a change that nobody has taken
+	trouble  chan struct{} // likewise after a stall
+	heard    time.Duration // when the store last said something; of the View's goroutine
+
+	mu       sync.Mutex
+	machine  viewMachine
+	onChange func(Snapshot, []Event)
+}
+
+// OpenView lists the prefixes, bounded by ctx, and then follows them until Close.
+// onChange, which may be nil, is called with each change, in order and none left
+// out: with what is there already before OpenView returns, later from the View's
+// goroutine. It must not block, nor call the View. After a gap in the watch it is
+// given the difference; there a key that was deleted and created again is one
+// event whose Previous has another create-revision.
+func OpenView(ctx context.Context, st Store, prefixes []string, o ViewOptions, onChange func(Snapshot, []Event)) (*View, error) {
+	if o.Stall == 0 {
+		o.Stall = DefaultTTL / 2
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	v := &View{store: st, prefixes: prefixes, o: o, onChange: onChange,
+		stopped: make(chan struct{}), changed: make(chan struct{}, 1), trouble: make(chan struct{}, 1)}
+	if err := v.list(ctx); err != nil {
+		return nil, err
+	}
+	run, cancel := context.WithCancel(context.Background())
+	v.cancel = cancel
+	go v.run(run)
+	return v, nil
+}
+
+// Snapshot is the newest consistent state.
+func (v *View) Snapshot() Snapshot {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.machine.snapshot()
+}
+
+// Changed receives after one or more changes; take Snapshot then.
+func (v *View) Changed() <-chan struct{} { return v.changed }
+
+// Trouble receives when the store has said nothing for ViewOptions.Stall: what
+// the View shows may be old.
+func (v *View) Trouble() <-chan struct{} { return v.trouble }
+
+// Close ends the View and waits for its goroutines.
+func (v *View) Close() {
+	v.cancel()
+	<-v.stopped
+}
+
+// list loads all prefixes at one revision.
+func (v *View) list(ctx context.Context) error {
+	var revision int64
+	lists := make([][]KV, len(v.prefixes))
+	for i, prefix := range v.prefixes {
+		kvs, at, err := List(ctx, v.store, prefix, revision)
+		if err != nil {
+			return fmt.Errorf("list %s: %w", prefix, err)
+		}
+		lists[i], revision = kvs, at
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	events := v.machine.load(revision, lists)
+	v.publish(events)
+	v.heard = v.store.Now()
+	return nil
+}
+
+// publish is called with the lock held.
+func (v *View) publish(events []Event) {
+	if len(events) == 0 {
+		return
+	}
+	if v.onChange != nil {
+		v.onChange(v.machine.snapshot(), events)
+	}
+	notify(v.changed)
+}
+
+func notify(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+const (
+	minRelistPause = 20 * time.Millisecond
+	maxRelistPause = 2 * time.Second
+	// The store ignores a request for progress while it brings a new watch up to
+	// date, which etcd does ten times a second.
+	progressRetry = 50 * time.Millisecond
+)
+
+// run follows the prefixes, and lists again whenever a watch ends.
+func (v *View) run(ctx context.Context) {
+	defer close(v.stopped)
+	longest := min(maxRelistPause, v.o.Stall/4)
+	pause := min(minRelistPause, longest)
+	for {
+		began := v.store.Now()
+		err := v.follow(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if v.store.Now()-began > maxRelistPause {
+			pause = min(minRelistPause, longest)
+		}
+		v.o.Logger.Debug("watch ended, listing again", "error", err)
+		for listed := false; !listed; {
+			if !sleep(ctx, pause) {
+				return
+			}
+			pause = min(2*pause, longest)
+			limited, cancel := context.WithTimeout(ctx, v.o.Stall/4)
+			err := v.list(limited)
+			cancel()
+			if listed = err == nil; !listed {
+				if ctx.Err() != nil {
+					return
+				}
+				if v.store.Now()-v.heard >= v.o.Stall {
+					v.o.Logger.Warn("view hears nothing from the store", "error", err)
+					notify(v.trouble)
+				}
+			}
+		}
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
+
+type partResponse struct {
+	part int
+	WatchResponse
+	closed bool
+}
+
+// errSilent ends a watch that brings not even progress. Often it is only that: etcd
+// answers no request for progress while a watch of the stream begins in the future,
+// as all do after the stream was opened again in a store where nobody writes.
+var errSilent = errors.New("watch is silent")
+
+// follow watches all prefixes from the machine's revision on until one of the
+// watches ends, or nothing has been heard for half of ViewOptions.Stall.
+func (v *View) follow(parent context.Context) error {
+	ctx, cancel := context.WithCancel(parent)
+	var readers sync.WaitGroup
+	defer readers.Wait()
+	defer cancel()
+	responses := make(chan partResponse)
+	heard := slices.Repeat([]time.Duration{v.heard}, len(v.prefixes))
+	from := v.Snapshot().Revision + 1
+	for i, prefix := range v.prefixes {
+		ch := v.store.Watch(ctx, prefix, from)
+		readers.Go(func() { pass(ctx, i, ch, responses) })
+	}
+	tick := time.NewTicker(v.o.Stall / 4)
+	defer tick.Stop()
+	retry := time.NewTimer(progressRetry)
+	defer retry.Stop()
+	// One request is under way at a time, for the events held back so far: one for
+	// each event would be answered to every watch of the process.
+	var asked int64
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case r := <-responses:
+			switch {
+			case r.closed:
+				return errors.New("watch closed")
+			case r.Err != nil:
+				return r.Err
+			}
+			heard[r.part] = v.store.Now()
+			v.heard = slices.Min(heard) // one watch that hangs must not hide behind the others
+			wanted, reached := v.take(r)
+			if reached >= asked {
+				asked = 0
+			}
+			if wanted == 0 || asked != 0 {
+				continue
+			}
+			asked = wanted
+		case <-retry.C:
+			if asked == 0 {
+				continue
+			}
+		case <-tick.C:
+			if v.store.Now()-v.heard >= v.o.Stall/2 {
+				return errSilent
+			}
+		}
+		retry.Reset(progressRetry)
+		limited, cancelAsk := context.WithTimeout(ctx, v.o.Stall/4)
+		if err := v.store.RequestProgress(limited); err != nil && ctx.Err() == nil {
+			v.o.Logger.Debug("progress request failed", "error", err)
+		}
+		cancelAsk()
+	}
+}
+
+// pass hands on the responses of one watch, and that it ended.
+func pass(ctx context.Context, part int, from <-chan WatchResponse, to chan<- partResponse) {
+	for r := range from {
+		select {
+		case to <- partResponse{part: part, WatchResponse: r}:
+		case <-ctx.Done():
+		}
+	}
+	select {
+	case to <- partResponse{part: part, closed: true}:
+	case <-ctx.Done():
+	}
+}
+
+// take gives a response to the machine. It returns up to where progress is wanted,
+// and what the machine has reached.
+func (v *View) take(r partResponse) (wanted, reached int64) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.publish(v.machine.step(r.part, r.WatchResponse))
+	return v.machine.wanted(), v.machine.revision
+}
