@@ -1,0 +1,264 @@
+package rebalance_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/muster-io/muster/rebalance"
+	"github.com/muster-io/muster/registry"
+)
+
+// numbers returns n partitions of a topic, with homes 1.
+func numbers(topic string, n int) []registry.Partition {
+	var list []registry.Partition
+	for i := range n {
+		list = append(list, registry.Partition{Topic: topic, Home: 1, Number: int32(i)})
+	}
+	return list
+}
+
+func member(id string, subscription map[string]int32) rebalance.MemberInfo {
+	return rebalance.MemberInfo{ID: id, Subscription: subscription, Strategies: []string{"range"}}
+}
+
+// shares prints an assignment as "member: topic numbers" lines.
+func shares(a rebalance.Assignment, members []rebalance.MemberInfo) string {
+	var b strings.Builder
+	for _, m := range members {
+		mine := a.Of(m)
+		var list []registry.Partition
+		for p := range mine {
+			list = append(list, p)
+		}
+		slices.SortFunc(list, registry.ComparePartitions)
+		fmt.Fprintf(&b, "%s:", m.ID)
+		for _, p := range list {
+			fmt.Fprintf(&b, " %s/%d", p.Topic, p.Number)
+		}
+		b.WriteString("\n")
+	}
+	return b.String()
+}
+
+func equal(t *testing.T, got, want string) {
+	t.Helper()
+	if got != want {
+		t.Errorf("got:\n%s\nwant:\n%s", got, want)
+	}
+}
+
+// The vectors of the documented rule: q = P div T, one more for the first P mod T.
+func TestRangeVectors(t *testing.T) {
+	threads := func(list ...string) []string { return list }
+	many := func(n int) []string {
+		var list []string
+		for i := range n {
+			list = append(list, rebalance.ThreadID("g_a", int32(i)))
+		}
+		return list
+	}
+	for _, c := range []struct {
+		partitions int
+		threads    []string
+		want       string
+	}{
+		{5, threads("C1-0", "C1-1", "C2-0", "C2-1"), "C1-0[0 1] C1-1[2] C2-0[3] C2-1[4]"},
+		{10, threads("a-0", "b-0", "c-0"), "a-0[0 1 2 3] b-0[4 5 6] c-0[7 8 9]"},
+		{2, threads("a-0", "b-0", "c-0"), "a-0[0] b-0[1] c-0[]"},
+		{12, many(11), "g_a-0[0 1] g_a-1[2] g_a-10[3] g_a-2[4] g_a-3[5] g_a-4[6] g_a-5[7] g_a-6[8] g_a-7[9] g_a-8[10] g_a-9[11]"},
+	} {
+		a := rebalance.Range(numbers("t", c.partitions), c.threads, registry.ComparePartitions)
+		var got []string
+		for _, thread := range slices.Sorted(slices.Values(c.threads)) {
+			mine := []int32{}
+			for p, owner := range a {
+				if owner == thread {
+					mine = append(mine, p.Number)
+				}
+			}
+			slices.Sort(mine)
+			got = append(got, thread+fmt.Sprint(mine))
+		}
+		equal(t, strings.Join(got, " "), c.want)
+	}
+}
+
+func TestThreadsSortAsTheJVMSortsThem(t *testing.T) {
+	threads := []string{"g_a_b-0", "g_a.b-0", "g_a-2", "g_a-10", "g_a-1", "g_a-0-0", "g_a-0", "g_B-0"}
+	a := rebalance.Range(numbers("t", len(threads)), threads, registry.ComparePartitions)
+	order := make([]string, len(threads))
+	for p, thread := range a {
+		order[p.Number] = thread
+	}
+	equal(t, strings.Join(order, ", "), "g_B-0, g_a-0, g_a-0-0, g_a-1, g_a-10, g_a-2, g_a.b-0, g_a_b-0")
+
+	// U+1F600 is D83D DE00 in UTF-16 and so comes before U+FB01.
+	a = rebalance.Range(numbers("t", 2), []string{"ﬁ-0", "😀-0"}, registry.ComparePartitions)
+	equal(t, a[numbers("t", 1)[0]], "😀-0")
+}
+
+func TestRangeClustersPartitionsOfOneBroker(t *testing.T) {
+	var list []registry.Partition
+	for i := range 4 {
+		list = append(list, registry.Partition{Topic: "t", Home: int32(1 + i%2), Number: int32(i)})
+	}
+	members := []rebalance.MemberInfo{member("a", map[string]int32{"t": 1}), member("b", map[string]int32{"t": 1})}
+	a, strategy := rebalance.Assign(rebalance.Topology{"t": list}, members)
+	equal(t, strategy, "range")
+	equal(t, shares(a, members), "a: t/0 t/2\nb: t/1 t/3\n")
+
+	members[1].Strategies = nil // a consumer of 0.8
+	a, strategy = rebalance.Assign(rebalance.Topology{"t": list}, members)
+	equal(t, strategy, "range-numeric")
+	equal(t, shares(a, members), "a: t/0 t/1\nb: t/2 t/3\n")
+}
+
+func TestAgreeTakesTheFirstThatAllState(t *testing.T) {
+	m := func(id string, strategies ...string) rebalance.MemberInfo {
+		return rebalance.MemberInfo{ID: id, Strategies: strategies}
+	}
+	for _, c := range []struct {
+		members []rebalance.MemberInfo
+		want    string
+	}{
+		{nil, "range-numeric"},
+		{[]rebalance.MemberInfo{m("a", "range")}, "range"},
+		{[]rebalance.MemberInfo{m("b", "range", "range-numeric"), m("a", "range-numeric", "range")}, "range-numeric"},
+		{[]rebalance.MemberInfo{m("a", "sticky", "range"), m("b", "range")}, "range"},
+		{[]rebalance.MemberInfo{m("a", "range"), m("b")}, "range-numeric"},
+	} {
+		equal(t, rebalance.Agree(c.members), c.want)
+	}
+}
+
+// Field case 08: uneven division; more consumers than partitions.
+func TestCase08(t *testing.T) {
+	group := func(n int) (list []rebalance.MemberInfo) {
+		for i := range n {
+			list = append(list, member(fmt.Sprintf("c%02d", i), map[string]int32{"t": 1}))
+		}
+		return list
+	}
+	members := group(9)
+	a, _ := rebalance.Assign(rebalance.Topology{"t": numbers("t", 32)}, members)
+	var counts []string
+	for _, m := range members {
+		var mine []int32
+		for p := range a.Of(m) {
+			mine = append(mine, p.Number)
+		}
+		counts = append(counts, fmt.Sprintf("%d-%d", slices.Min(mine), slices.Max(mine)))
+	}
+	equal(t, strings.Join(counts, " "), "0-3 4-7 8-11 12-15 16-19 20-22 23-25 26-28 29-31")
+
+	members = group(38)
+	a, _ = rebalance.Assign(rebalance.Topology{"t": numbers("t", 16)}, members)
+	for i, m := range members {
+		if got, want := len(a.Of(m)), min(1, max(0, 16-i)); got != want {
+			t.Errorf("%s owns %d, want %d", m.ID, got, want)
+		}
+	}
+}
+
+// Field case 11: each topic is divided among its own subscribers.
+func TestCase11(t *testing.T) {
+	topology := rebalance.Topology{"test": numbers("test", 2), "other": numbers("other", 2), "t1": numbers("t1", 3), "t2": numbers("t2", 3)}
+	members := []rebalance.MemberInfo{member("c1", map[string]int32{"test": 1}), member("c2", map[string]int32{"other": 1})}
+	a, _ := rebalance.Assign(topology, members)
+	equal(t, shares(a, members), "c1: test/0 test/1\nc2: other/0 other/1\n")
+
+	both := map[string]int32{"t1": 1, "t2": 1}
+	members = []rebalance.MemberInfo{member("c1", both), member("c2", both)}
+	want := "c1: t1/0 t1/1 t2/0 t2/1\nc2: t1/2 t2/2\n"
+	a, _ = rebalance.Assign(topology, members)
+	equal(t, shares(a, members), want)
+
+	members[0] = member("c1", map[string]int32{"t1": 1, "t2": 1, "ghost": 1})
+	a, _ = rebalance.Assign(topology, members)
+	equal(t, shares(a, members), want)
+}
+
+// Field case 07: which consumer an owner key names.
+func TestCase07(t *testing.T) {
+	registered := func(id string) bool {
+		return id == "g_node-a-7-1761955200000-0b0c0d0e" || id == "node-b-2:5c975c69-a251-4a52-9a6f-779738190012"
+	}
+	for owner, want := range map[string]string{
+		"g_node-a-7-1761955200000-0b0c0d0e-0":           "g_node-a-7-1761955200000-0b0c0d0e 0 true",
+		"g_node-a-7-1761955200000-0b0c0d0e-1":           "g_node-a-7-1761955200000-0b0c0d0e 1 true",
+		"node-b-2:5c975c69-a251-4a52-9a6f-779738190012": "node-b-2:5c975c69-a251-4a52-9a6f-779738190012 -1 true",
+		"ghost-host-9": " 0 false",
+		"":             " 0 false",
+		"g_node-a-7-1761955200000-0b0c0d0e-99999999999": " 0 false",
+	} {
+		id, n, ok := rebalance.ParseThread(owner, registered)
+		equal(t, fmt.Sprint(id, " ", n, " ", ok), want)
+	}
+}
+
+// Every partition goes to exactly one thread of a subscriber, balanced to within
+// one by topic, whatever the order of the input.
+func TestAssignProperties(t *testing.T) {
+	seed := rand.Uint64()
+	r := rand.New(rand.NewPCG(seed, 1))
+	for range 300 {
+		topology := rebalance.Topology{}
+		var names []string
+		for i := range 1 + r.IntN(4) {
+			name := fmt.Sprintf("t%d", i)
+			names = append(names, name)
+			for n := range r.IntN(20) {
+				topology[name] = append(topology[name], registry.Partition{Topic: name, Home: int32(r.IntN(3)), Number: int32(n)})
+			}
+		}
+		var members []rebalance.MemberInfo
+		for i := range 1 + r.IntN(6) {
+			sub := map[string]int32{}
+			for _, name := range names {
+				if r.IntN(3) > 0 {
+					sub[name] = int32(1 + r.IntN(3))
+				}
+			}
+			members = append(members, member(fmt.Sprintf("m-%d", i), sub))
+		}
+		a, _ := rebalance.Assign(topology, members)
+		want := shares(a, members)
+		counts := map[string]map[string]int{}
+		total := 0
+		for _, m := range members {
+			for p, stream := range a.Of(m) {
+				total++
+				if counts[p.Topic] == nil {
+					counts[p.Topic] = map[string]int{}
+				}
+				counts[p.Topic][m.Thread(stream)]++
+			}
+		}
+		if total != len(a) {
+			t.Fatalf("seed %d: %d partitions assigned, members see %d", seed, len(a), total)
+		}
+		for topic, list := range topology {
+			threads := 0
+			for _, m := range members {
+				threads += int(m.Subscription[topic])
+			}
+			for thread, n := range counts[topic] {
+				if q := len(list) / threads; n < q || n > q+1 {
+					t.Fatalf("seed %d: %s has %d of %d partitions among %d threads", seed, thread, n, len(list), threads)
+				}
+			}
+		}
+		for _, list := range topology {
+			r.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
+		}
+		shuffled := slices.Clone(members)
+		r.Shuffle(len(shuffled), func(i, j int) { shuffled[i], shuffled[j] = shuffled[j], shuffled[i] })
+		again, _ := rebalance.Assign(topology, shuffled)
+		if got := shares(again, members); got != want {
+			t.Fatalf("seed %d: order of input matters:\n%s\n%s", seed, got, want)
+		}
+	}
+}

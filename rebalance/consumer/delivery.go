@@ -1,0 +1,267 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/muster-io/muster/offsets"
+	"github.com/muster-io/muster/rebalance"
+	"github.com/muster-io/muster/registry"
+)
+
+// delivery is one ownership of a partition, from claim to release or loss. A
+// partition that is claimed again gets a new one.
+type delivery struct {
+	partition registry.Partition
+	stream    int32
+	token     int64
+	session   *registry.Session
+
+	ctx     context.Context // ends when ownership is lost
+	lose    context.CancelFunc
+	revoked chan struct{}         // closed when it is to be given up in order
+	begin   chan offsets.Position // where to start, once known
+	done    chan struct{}         // closed when the worker has ended
+	former  <-chan struct{}       // done of the partition's last worker in this process
+	lane    chan struct{}         // held while a record is with the handler
+	queue   *queue
+
+	// next is the offset after the last record that the handler finished; None
+	// until the start is known.
+	next atomic.Int64
+	// committed belongs to the committer.
+	committed offsets.Position
+	revokes   sync.Once
+}
+
+func newDelivery(s *registry.Session, a rebalance.Deliver, lane chan struct{}, former <-chan struct{}) *delivery {
+	o := &delivery{partition: a.Partition, stream: a.Stream, token: a.Token, session: s,
+		revoked: make(chan struct{}), begin: make(chan offsets.Position, 1), done: make(chan struct{}),
+		former: former, lane: lane, queue: newQueue(), committed: offsets.Position{Offset: offsets.None}}
+	o.ctx, o.lose = s.Context(context.Background())
+	o.next.Store(offsets.None)
+	return o
+}
+
+// alive tells whether the partition is owned at this moment.
+func (o *delivery) alive() bool { return o.ctx.Err() == nil && o.session.Alive() }
+
+func (o *delivery) revoke() { o.revokes.Do(func() { close(o.revoked) }) }
+
+// deliverAll is the worker of one delivery: it hands over record by record until
+// the partition is revoked or lost.
+func (d *driver) deliverAll(o *delivery) {
+	defer close(o.done)
+	if o.former != nil {
+		<-o.former // its handler may still have a record, of a lost ownership, in hand
+	}
+	var from offsets.Position
+	select {
+	case from = <-o.begin:
+	case <-o.revoked:
+		return
+	case <-o.ctx.Done():
+		return
+	}
+	o.committed = from // before next is set: the committer looks at next first
+	o.next.Store(from.Offset)
+	d.fetch.add(o, from.Offset)
+	d.log.Info("partition assigned", "topic", o.partition.Topic, "partition", o.partition.Name(), "stream", o.stream, "offset", from.Offset, "token", o.token)
+	if f := d.c.cfg.Listener.Assigned; f != nil {
+		f(o.partition, o.stream, from.Offset)
+	}
+	for {
+		select {
+		case <-o.queue.ready:
+		case <-o.revoked:
+			return
+		case <-o.ctx.Done():
+			return
+		}
+		for {
+			b, ok := o.queue.pop()
+			if !ok {
+				break
+			}
+			if b.reset {
+				o.next.Store(b.offset)
+				continue
+			}
+			d.fetch.drained(o)
+			if !d.deliverBatch(o, b.records) {
+				return
+			}
+		}
+	}
+}
+
+// deliverBatch hands over records; false when the worker is to end.
+func (d *driver) deliverBatch(o *delivery, records []*kgo.Record) bool {
+	for _, r := range records {
+		if r.Offset < o.next.Load() {
+			continue // from before a restart of the fetch
+		}
+		if !d.deliverOne(o, r) {
+			return false
+		}
+	}
+	return true
+}
+
+func (d *driver) deliverOne(o *delivery, r *kgo.Record) bool {
+	select {
+	case o.lane <- struct{}{}:
+		defer func() { <-o.lane }()
+	case <-o.revoked:
+		return false
+	case <-o.ctx.Done():
+		return false
+	}
+	rec := Record{Partition: o.partition, Offset: r.Offset, Timestamp: r.Timestamp, Key: r.Key, Value: r.Value, owner: o}
+	for _, h := range r.Headers {
+		rec.Headers = append(rec.Headers, Header{Key: h.Key, Value: h.Value})
+	}
+	select {
+	case <-o.revoked:
+		return false
+	default:
+	}
+	// The last look before the hand-over. It is on the session's clock, so that a
+	// process that was stopped past its deadline does not hand over what it holds.
+	if !o.alive() {
+		return false
+	}
+	switch err := d.c.handler(o.ctx, &rec); {
+	case err == nil:
+		o.next.Store(r.Offset + 1)
+		return true
+	case errors.Is(err, ErrNotOwned):
+		return false
+	default:
+		d.work.Go(func() {
+			d.post(func() {
+				d.leave(fmt.Errorf("handler failed on %s offset %d: %w", o.partition, r.Offset, err))
+			})
+		})
+		return false
+	}
+}
+
+// queue holds what was fetched and not handed over. Its bytes are bounded by
+// whoever pushes: past the limit the fetch is paused.
+type queue struct {
+	ready chan struct{}
+
+	mu     sync.Mutex
+	list   []queued
+	bytes  int
+	paused bool
+}
+
+type queued struct {
+	records []*kgo.Record
+	bytes   int
+	reset   bool // not records, but: go on at offset
+	offset  int64
+}
+
+func newQueue() *queue { return &queue{ready: make(chan struct{}, 1)} }
+
+// push adds to the queue; pause tells to stop fetching for now.
+func (q *queue) push(b queued, limit int) (pause bool) {
+	q.mu.Lock()
+	q.list = append(q.list, b)
+	q.bytes += b.bytes
+	pause = q.bytes > limit && !q.paused
+	q.paused = q.paused || pause
+	q.mu.Unlock()
+	select {
+	case q.ready <- struct{}{}:
+	default:
+	}
+	return pause
+}
+
+func (q *queue) pop() (queued, bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.list) == 0 {
+		return queued{}, false
+	}
+	b := q.list[0]
+	q.list[0] = queued{}
+	q.list = q.list[1:]
+	q.bytes -= b.bytes
+	return b, true
+}
+
+// resume tells, once, that a paused fetch may go on.
+func (q *queue) resume(limit int) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !q.paused || q.bytes > limit/2 {
+		return false
+	}
+	q.paused = false
+	return true
+}
+
+// table holds the deliveries that are going on.
+type table struct {
+	mu   sync.Mutex
+	list map[registry.Partition]*delivery
+	// numbers finds a delivery by what a broker calls the partition.
+	numbers map[topicNumber]*delivery
+}
+
+type topicNumber struct {
+	topic  string
+	number int32
+}
+
+func newTable() *table {
+	return &table{list: map[registry.Partition]*delivery{}, numbers: map[topicNumber]*delivery{}}
+}
+
+func (t *table) put(o *delivery) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.list[o.partition] = o
+	t.numbers[topicNumber{o.partition.Topic, o.partition.Number}] = o
+}
+
+func (t *table) get(p registry.Partition) *delivery {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.list[p]
+}
+
+func (t *table) find(topic string, number int32) *delivery {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.numbers[topicNumber{topic, number}]
+}
+
+func (t *table) remove(o *delivery) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.list[o.partition] == o {
+		delete(t.list, o.partition)
+		delete(t.numbers, topicNumber{o.partition.Topic, o.partition.Number})
+	}
+}
+
+func (t *table) all() []*delivery {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	list := make([]*delivery, 0, len(t.list))
+	for _, o := range t.list {
+		list = append(list, o)
+	}
+	return list
+}

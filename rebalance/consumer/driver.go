@@ -1,0 +1,369 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/muster-io/muster/offsets"
+	"github.com/muster-io/muster/rebalance"
+	"github.com/muster-io/muster/registry"
+)
+
+// driver feeds the member's state machine and carries out its actions. Its loop
+// owns all fields but those that say otherwise; whatever blocks runs in a
+// goroutine of its own, which comes back to the loop through post.
+type driver struct {
+	c       *Consumer
+	log     *slog.Logger
+	store   registry.Store
+	offsets *offsets.Registry
+	member  *rebalance.Member
+
+	ctx    context.Context // ends when the driver closes; everything hangs on it
+	cancel context.CancelFunc
+	work   sync.WaitGroup
+	posts  chan func()
+
+	view     *registry.View
+	session  *registry.Session // nil while there is none
+	table    *table            // safe for concurrent use
+	fetch    *fetcher          // likewise
+	commits  *committer        // likewise
+	watches  map[registry.Partition]context.CancelFunc
+	lanes    map[lane]chan struct{}
+	workers  map[registry.Partition]<-chan struct{} // the last worker of each partition
+	reported map[string]int64                       // bad records: key -> revision complained about
+	timer    *time.Timer
+
+	leaving  bool
+	finished bool
+	err      error
+}
+
+// lane is one stream of one topic: at most one record of it is with the handler.
+type lane struct {
+	topic  string
+	stream int32
+}
+
+func newDriver(c *Consumer) *driver {
+	d := &driver{c: c, log: c.cfg.Logger, store: c.cfg.Store, offsets: offsets.NewRegistry(c.cfg.Store, c.group),
+		member: rebalance.NewMember(c.cfg.ID), posts: make(chan func()), table: newTable(),
+		watches: map[registry.Partition]context.CancelFunc{}, lanes: map[lane]chan struct{}{},
+		workers: map[registry.Partition]<-chan struct{}{}, reported: map[string]int64{}}
+	d.ctx, d.cancel = context.WithCancel(context.Background())
+	d.fetch = newFetcher(d)
+	d.commits = newCommitter(d)
+	d.timer = time.NewTimer(time.Hour)
+	return d
+}
+
+// close ends whatever the driver started, and waits for it.
+func (d *driver) close() {
+	d.cancel()
+	d.work.Wait()
+	d.timer.Stop()
+	if d.view != nil {
+		d.view.Close()
+	}
+	d.fetch.close()
+}
+
+// post runs f in the loop; false if the driver closes before.
+func (d *driver) post(f func()) bool {
+	select {
+	case d.posts <- f:
+		return true
+	case <-d.ctx.Done():
+		return false
+	}
+}
+
+// The prefixes of the driver's view, in order.
+const (
+	viewIDs = iota
+	viewBrokers
+	viewTopics
+)
+
+func (d *driver) run(ctx context.Context) error {
+	root := d.c.cfg.Root
+	prefixes := []string{viewIDs: d.c.group.IDs(), viewBrokers: root.Brokers(), viewTopics: root.Topics()}
+	view, err := registry.OpenView(ctx, d.store, prefixes,
+		registry.ViewOptions{Stall: d.c.cfg.SessionTimeout / 2, Logger: d.log}, nil)
+	if err != nil {
+		return err
+	}
+	d.view = view
+	d.work.Go(d.fetch.run)
+	d.work.Go(d.commits.run)
+	d.takeSnapshot()
+	d.join(nil)
+	stop := ctx.Done()
+	var patience <-chan time.Time
+	for !d.finished {
+		var lost <-chan struct{}
+		if d.session != nil {
+			lost = d.session.Done()
+		}
+		select {
+		case f := <-d.posts:
+			f()
+		case <-view.Changed():
+			d.takeSnapshot()
+		case <-view.Trouble():
+			d.log.Warn("registry is silent; ownership holds until the session ends")
+		case <-lost:
+			d.sessionLost()
+		case <-d.timer.C:
+			d.step(rebalance.Tick{})
+		case <-stop:
+			stop = nil
+			d.leave(nil)
+		case <-patience:
+			d.giveUp()
+		}
+		if d.leaving && patience == nil {
+			patience = time.After(d.c.cfg.LeaveTimeout)
+		}
+	}
+	return d.err
+}
+
+// takeSnapshot tells the member, and the fetcher, what the registry looks like now.
+func (d *driver) takeSnapshot() {
+	s := d.view.Snapshot()
+	d.fetch.seed(d.brokerAddresses(s.Under(viewBrokers)))
+	snapshot, bad := rebalance.ReadSnapshot(d.c.cfg.Root, d.c.group, d.c.cfg.ID, s.Revision, s.Under(viewIDs), s.Under(viewTopics))
+	d.complain(bad)
+	d.step(snapshot)
+}
+
+// complain logs bad records once each.
+func (d *driver) complain(bad []error) {
+	for _, err := range bad {
+		if text := err.Error(); d.reported[text] == 0 {
+			d.reported[text] = 1
+			d.log.Warn("record skipped", "error", err)
+		}
+	}
+}
+
+func (d *driver) step(e rebalance.Event) {
+	var starts []*delivery
+	for _, a := range d.member.Step(d.store.Now(), e) {
+		if s := d.act(a); s != nil {
+			starts = append(starts, s)
+		}
+	}
+	if len(starts) > 0 {
+		d.work.Go(func() { d.start(starts) })
+	}
+	if at, ok := d.member.Wake(); ok {
+		d.timer.Reset(max(at-d.store.Now(), 0))
+	}
+}
+
+// act carries out one action; a delivery that begins is returned, so that those
+// of one step can be started together.
+func (d *driver) act(a rebalance.Action) *delivery {
+	switch a := a.(type) {
+	case rebalance.Claim:
+		s := d.session
+		d.work.Go(func() { d.claim(s, a) })
+	case rebalance.Release:
+		s := d.session
+		d.work.Go(func() { d.release(s, a) })
+	case rebalance.Deliver:
+		return d.deliver(a)
+	case rebalance.Revoke:
+		if o := d.table.get(a.Partition); o != nil && o.token == a.Token {
+			o.revoke()
+			d.work.Go(func() { d.drain(o) })
+		}
+	case rebalance.Lose:
+		d.lose(a)
+	case rebalance.Watch:
+		d.watch(a)
+	case rebalance.Unwatch:
+		d.watches[a.Partition]()
+		delete(d.watches, a.Partition)
+	case rebalance.Reregister:
+		s := d.session
+		d.log.Warn("registration was deleted by somebody; registering again")
+		d.work.Go(func() { d.register(s) })
+	case rebalance.Rebalanced:
+		d.log.Debug("rebalanced", "rev", a.Revision, "strategy", a.Strategy, "members", a.Members, "share", a.Share)
+		if f := d.c.cfg.Listener.Rebalanced; f != nil {
+			f(a)
+		}
+	case rebalance.Left:
+		s := d.session
+		d.work.Go(func() {
+			err := d.unregister(s)
+			d.post(func() { d.finish(err) })
+		})
+	}
+	return nil
+}
+
+func (d *driver) deliver(a rebalance.Deliver) *delivery {
+	l := lane{a.Partition.Topic, a.Stream}
+	if d.lanes[l] == nil {
+		d.lanes[l] = make(chan struct{}, 1)
+	}
+	o := newDelivery(d.session, a, d.lanes[l], d.workers[a.Partition])
+	d.workers[a.Partition] = o.done
+	d.table.put(o)
+	d.work.Go(func() { d.deliverAll(o) })
+	return o
+}
+
+func (d *driver) lose(a rebalance.Lose) {
+	o := d.table.get(a.Partition)
+	if o == nil || o.token != a.Token {
+		return
+	}
+	o.lose()
+	d.table.remove(o)
+	d.fetch.remove(o)
+	d.log.Warn("partition lost", "topic", a.Partition.Topic, "partition", a.Partition.Name(), "reason", a.Reason)
+	if f := d.c.cfg.Listener.Lost; f != nil {
+		f(a.Partition, a.Reason)
+	}
+}
+
+// callLimit bounds one call to the registry, so that a call into nowhere is
+// noticed and made again; the session's deadline comes before harm does.
+const callLimit = 5 * time.Second
+
+func (d *driver) claim(s *registry.Session, a rebalance.Claim) {
+	ctx, cancel := context.WithTimeout(d.ctx, callLimit)
+	defer cancel()
+	claims := make([]registry.OwnerClaim, len(a.Wants))
+	for i, w := range a.Wants {
+		claims[i] = registry.OwnerClaim{Key: d.c.group.Owner(w.Partition), Value: []byte(rebalance.ThreadID(d.c.cfg.ID, w.Stream))}
+	}
+	guard := registry.Guard{Registration: a.Registration, IDs: d.c.group.IDs(), Snapshot: a.Snapshot}
+	results, revision, err := registry.Claim(ctx, d.store, s.Lease(), guard, claims)
+	answer := rebalance.ClaimAnswered{Number: a.Number, Revision: revision, Stale: errors.Is(err, registry.ErrStale)}
+	answer.Unknown = err != nil && !answer.Stale
+	for i, r := range results {
+		o := rebalance.ClaimOutcome{Mine: r.Holder == nil, Token: r.Token, Stream: a.Wants[i].Stream}
+		if string(r.Value) != string(claims[i].Value) {
+			o.Stream = -1
+		}
+		answer.Outcomes = append(answer.Outcomes, o)
+		if r.Holder != nil {
+			d.reportWaiting(a.Wants[i].Partition, string(r.Holder.KV.Value))
+		}
+	}
+	if answer.Unknown && d.ctx.Err() == nil {
+		d.log.Warn("claim failed, trying again", "error", err)
+		d.doubt(s, err)
+	}
+	d.post(func() {
+		if d.session == s {
+			d.step(answer)
+		}
+	})
+}
+
+func (d *driver) reportWaiting(p registry.Partition, holder string) {
+	d.log.Debug("waiting for the owner to release", "topic", p.Topic, "partition", p.Name(), "owner", holder)
+	if f := d.c.cfg.Listener.Waiting; f != nil {
+		f(p, holder)
+	}
+}
+
+// doubt ends the session when the store says that its lease is gone: the next
+// renewal would say the same, only later.
+func (d *driver) doubt(s *registry.Session, err error) {
+	if errors.Is(err, registry.ErrLeaseNotFound) {
+		s.Abandon(registry.ErrLeaseGone)
+	}
+}
+
+func (d *driver) release(s *registry.Session, a rebalance.Release) {
+	ctx, cancel := context.WithTimeout(d.ctx, callLimit)
+	defer cancel()
+	list := make([]registry.OwnerRelease, len(a.Held))
+	for i, h := range a.Held {
+		list[i] = registry.OwnerRelease{Key: d.c.group.Owner(h.Partition), Token: h.Token}
+	}
+	revision, err := registry.Release(ctx, d.store, s.Lease(), list)
+	if err != nil && d.ctx.Err() == nil {
+		d.log.Warn("release failed, trying again", "error", err)
+	}
+	d.post(func() {
+		if d.session == s {
+			d.step(rebalance.ReleaseAnswered{Number: a.Number, Revision: revision, Failed: err != nil})
+		}
+	})
+}
+
+// drain waits until the handler is done with the record in hand, commits what it
+// finished, and only then lets the partition go: ownership outlives the last
+// effect.
+func (d *driver) drain(o *delivery) {
+	select {
+	case <-o.done:
+	case <-o.ctx.Done():
+		return // lost meanwhile; the member knows
+	}
+	if !d.commits.last(o) {
+		return
+	}
+	d.post(func() {
+		if !o.alive() {
+			return
+		}
+		d.table.remove(o)
+		d.fetch.remove(o)
+		d.log.Info("partition revoked", "topic", o.partition.Topic, "partition", o.partition.Name(), "offset", o.next.Load())
+		if f := d.c.cfg.Listener.Revoked; f != nil {
+			f(o.partition, o.next.Load())
+		}
+		o.lose() // its context has no more use
+		d.step(rebalance.Drained{Partition: o.partition, Token: o.token})
+	})
+}
+
+// leave begins an orderly stop.
+func (d *driver) leave(err error) {
+	if d.err == nil {
+		d.err = err
+	}
+	if d.leaving {
+		return
+	}
+	d.leaving = true
+	d.log.Info("leaving the group")
+	if d.session == nil {
+		d.finished = true // nothing is owned without a session
+		return
+	}
+	d.step(rebalance.Leaving{})
+}
+
+// giveUp ends a stop that has taken too long: the partitions are lost, not
+// released, so that no record that is still with a handler is committed.
+func (d *driver) giveUp() {
+	d.log.Warn("handlers did not finish in time; leaving without them", "timeout", d.c.cfg.LeaveTimeout)
+	s := d.session
+	if s != nil {
+		s.Abandon(registry.ErrSessionClosed)
+		d.sessionLost()
+	}
+	d.finish(errors.New("stopped before all handlers finished the record in hand; what they did not finish is not committed"))
+}
+
+func (d *driver) finish(err error) {
+	if d.err == nil {
+		d.err = err
+	}
+	d.finished = true
+}

@@ -1,0 +1,185 @@
+package rebalance
+
+import (
+	"time"
+
+	"github.com/muster-io/muster/registry"
+)
+
+// An Event is something that happened to a member: what goes into Member.Step.
+type Event interface{ event() }
+
+// Registered: the member has a session and stands in the registry. It comes
+// again when the registration was deleted by somebody and renewed.
+type Registered struct{ Registration registry.Registration }
+
+// SessionLost: the session is over. Whatever the member owned is not its own any
+// more, and nothing of it may be delivered or committed.
+type SessionLost struct{}
+
+// Snapshot: group and topics as they stood at one revision.
+type Snapshot struct {
+	Revision int64
+	Topology Topology
+	Members  []MemberInfo
+	// Registered is the create-revision of this member's registration in the
+	// snapshot, 0 if it is not there.
+	Registered int64
+}
+
+// ClaimAnswered: the Claim action of that number was carried out. Outcomes has
+// one entry for each partition of the action, in order, or fewer if Err ended it.
+type ClaimAnswered struct {
+	Number   uint64
+	Revision int64 // at which the outcomes hold
+	Outcomes []ClaimOutcome
+	Stale    bool // the guard did not hold; the remaining claims had no effect
+	Unknown  bool // the reply was lost; the remaining claims may have taken effect
+}
+
+// ClaimOutcome is what became of one claim.
+type ClaimOutcome struct {
+	Mine   bool
+	Token  int64 // create-revision of the owner key, whoever holds it
+	Stream int32 // with Mine: the stream that the key names; -1 if it is none of the member's
+}
+
+// Drained: delivery of a revoked partition has stopped and what the application
+// finished is committed, or the driver gave that up.
+type Drained struct {
+	Partition registry.Partition
+	Token     int64
+}
+
+// ReleaseAnswered: the Release action of that number was carried out, or failed
+// with an unknown outcome.
+type ReleaseAnswered struct {
+	Number   uint64
+	Revision int64
+	Failed   bool
+}
+
+// OwnerSeen: the owner key of a watched partition, as of a revision.
+type OwnerSeen struct {
+	Partition registry.Partition
+	Revision  int64
+	Exists    bool
+	Mine      bool // it stands under this member's lease
+	Token     int64
+}
+
+// Fenced: a commit was refused because the owner key is not the one of Token.
+type Fenced struct {
+	Partition registry.Partition
+	Token     int64
+}
+
+// Tick: the time that Member.Wake named has come.
+type Tick struct{}
+
+// Leaving: give up everything, in order, then leave.
+type Leaving struct{}
+
+func (Registered) event()      {}
+func (SessionLost) event()     {}
+func (Snapshot) event()        {}
+func (ClaimAnswered) event()   {}
+func (Drained) event()         {}
+func (ReleaseAnswered) event() {}
+func (OwnerSeen) event()       {}
+func (Fenced) event()          {}
+func (Tick) event()            {}
+func (Leaving) event()         {}
+
+// An Action is what the driver of a member must do: what comes out of Member.Step.
+type Action interface{ action() }
+
+// Claim: write owner keys, guarded by the registration and by the snapshot that
+// the share was computed from; answer with ClaimAnswered.
+type Claim struct {
+	Number       uint64
+	Registration registry.Registration
+	Snapshot     int64
+	Wants        []Want
+}
+
+// Want is a partition that a member is due, and the stream that is to read it.
+type Want struct {
+	Partition registry.Partition
+	Stream    int32
+}
+
+// Deliver: the partition is owned; begin to hand out its records.
+type Deliver struct {
+	Want
+	Token int64
+}
+
+// Revoke: stop delivery, let the application finish the record in hand, commit;
+// answer with Drained. Ownership lasts until then.
+type Revoke struct {
+	Partition registry.Partition
+	Token     int64
+}
+
+// Lose: ownership is gone already; stop at once and commit nothing.
+type Lose struct {
+	Partition registry.Partition
+	Token     int64
+	Reason    string
+}
+
+// Release: delete owner keys that are still this member's; answer with ReleaseAnswered.
+type Release struct {
+	Number uint64
+	Held   []Held
+}
+
+// Held is an owner key of this member; Token 0 means whatever stands there under
+// the member's lease.
+type Held struct {
+	Partition registry.Partition
+	Token     int64
+}
+
+// Watch: report the owner key's changes after a revision as OwnerSeen, until Unwatch.
+type Watch struct {
+	Partition registry.Partition
+	After     int64
+}
+
+// Unwatch ends a Watch.
+type Unwatch struct{ Partition registry.Partition }
+
+// Reregister: the registration is gone though the session lives; register again
+// and say Registered.
+type Reregister struct{}
+
+// Rebalanced tells that a new share was computed; for logs and metrics.
+type Rebalanced struct {
+	Revision int64
+	Strategy string
+	Members  int
+	Share    int
+}
+
+// Left: everything is released; delete the registration and end the session.
+type Left struct{}
+
+func (Claim) action()      {}
+func (Deliver) action()    {}
+func (Revoke) action()     {}
+func (Lose) action()       {}
+func (Release) action()    {}
+func (Watch) action()      {}
+func (Unwatch) action()    {}
+func (Reregister) action() {}
+func (Rebalanced) action() {}
+func (Left) action()       {}
+
+// Claims and releases whose outcome is unknown are repeated after a pause that
+// doubles between these bounds.
+const (
+	minRetryPause = 50 * time.Millisecond
+	maxRetryPause = 2 * time.Second
+)

@@ -1,0 +1,464 @@
+package rebalance_test
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/muster-io/muster/rebalance"
+	"github.com/muster-io/muster/registry"
+	"github.com/muster-io/muster/registry/memory"
+)
+
+var simSeed = flag.Uint64("sim.seed", 0, "seed of the one simulation to run; 0 runs many")
+
+// world is a registry in memory with several members whose actions, answers and
+// news are carried out one at a time in a random order.
+type world struct {
+	t       *testing.T
+	r       *rand.Rand
+	store   *memory.Store
+	group   registry.GroupPaths
+	now     time.Duration
+	counts  map[string]int // partitions of each topic
+	members map[string]*simMember
+	log     []ownerEvent // every change of an owner key
+	owners  map[string]registry.KV
+	faults  bool
+	// tainted partitions had their owner key deleted by an outsider: until things
+	// are quiet again two may deliver, which only the fence of a commit can tell.
+	tainted map[registry.Partition]bool
+}
+
+type ownerEvent struct {
+	revision int64
+	key      string
+	kv       registry.KV // zero if deleted
+}
+
+type simMember struct {
+	id         string
+	machine    *rebalance.Member
+	lease      registry.LeaseID
+	sub        map[string]int32
+	pending    []func() rebalance.Event   // carried out in any order
+	watches    map[registry.Partition]int // -> position in world.log
+	delivering map[registry.Partition]int64
+	gone       bool
+}
+
+var ctx = context.Background()
+
+func newWorld(t *testing.T, seed uint64) *world {
+	return &world{t: t, r: rand.New(rand.NewPCG(seed, 7)), store: memory.New(), group: registry.Root("").Group("g"),
+		counts: map[string]int{"a": 6, "b": 3}, members: map[string]*simMember{}, owners: map[string]registry.KV{},
+		tainted: map[registry.Partition]bool{}, now: 1}
+}
+
+func (w *world) topology() rebalance.Topology {
+	top := rebalance.Topology{}
+	for name, n := range w.counts {
+		for i := range n {
+			top[name] = append(top[name], registry.Partition{Topic: name, Home: int32(1 + i%2), Number: int32(i)})
+		}
+	}
+	return top
+}
+
+// note brings the log up to date after a write to the store.
+func (w *world) note() {
+	kvs, revision, err := registry.List(ctx, w.store, w.group.Owners(), 0)
+	w.must(err)
+	now := map[string]registry.KV{}
+	for _, kv := range kvs {
+		now[kv.Key] = kv
+		if w.owners[kv.Key].CreateRevision != kv.CreateRevision {
+			w.log = append(w.log, ownerEvent{kv.CreateRevision, kv.Key, kv})
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(w.owners)) {
+		if _, there := now[key]; !there {
+			w.log = append(w.log, ownerEvent{revision: revision, key: key})
+		}
+	}
+	w.owners = now
+}
+
+func (w *world) must(err error) {
+	w.t.Helper()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) join(id string) {
+	m := &simMember{id: id, machine: rebalance.NewMember(id), sub: map[string]int32{"a": 1 + int32(w.r.IntN(2)), "b": 1}}
+	m.watches, m.delivering = map[registry.Partition]int{}, map[registry.Partition]int64{}
+	if w.r.IntN(3) == 0 {
+		delete(m.sub, "b")
+	}
+	w.members[id] = m
+	w.register(m)
+}
+
+func (w *world) register(m *simMember) {
+	lease, err := w.store.Grant(ctx, time.Hour)
+	w.must(err)
+	m.lease = lease.ID
+	w.putRegistration(m)
+}
+
+func (w *world) putRegistration(m *simMember) {
+	key := w.group.ID(m.id)
+	res, err := w.store.Txn(ctx, registry.Txn{
+		If:   []registry.Cond{registry.Absent(key)},
+		Then: []registry.Op{registry.Put(key, []byte("x"), m.lease)},
+		Else: []registry.Op{registry.Get(key)},
+	})
+	w.must(err)
+	revision := res.Revision
+	if !res.Succeeded {
+		revision = res.Items[0].KVs[0].CreateRevision
+	}
+	m.pending = append(m.pending, func() rebalance.Event {
+		return rebalance.Registered{Registration: registry.Registration{Key: key, Revision: revision}}
+	})
+	w.snapshots()
+}
+
+// snapshots gives every member news of the group as it is now, to be taken later.
+func (w *world) snapshots() {
+	kvs, revision, err := registry.List(ctx, w.store, w.group.IDs(), 0)
+	w.must(err)
+	base := rebalance.Snapshot{Revision: revision, Topology: w.topology()}
+	created := map[string]int64{}
+	for _, kv := range kvs {
+		id, err := w.group.ParseID(kv.Key)
+		w.must(err)
+		created[id] = kv.CreateRevision
+		base.Members = append(base.Members, rebalance.MemberInfo{ID: id, Subscription: w.members[id].sub, Strategies: []string{"range"}})
+	}
+	for _, m := range w.sorted() {
+		s := base
+		s.Registered = created[m.id]
+		m.pending = append(m.pending, func() rebalance.Event { return s })
+	}
+}
+
+func (w *world) sorted() (list []*simMember) {
+	for _, id := range slices.Sorted(maps.Keys(w.members)) {
+		list = append(list, w.members[id])
+	}
+	return list
+}
+
+func (w *world) step(m *simMember, e rebalance.Event) {
+	for _, a := range m.machine.Step(w.now, e) {
+		w.act(m, a)
+	}
+	w.check(m)
+}
+
+// check is the invariant: no two members deliver one partition, and whoever
+// delivers has the owner key under its lease and token.
+func (w *world) check(m *simMember) {
+	for p, token := range m.delivering {
+		if w.tainted[p] {
+			continue
+		}
+		kv := w.owners[w.group.Owner(p)]
+		if kv.CreateRevision != token || kv.Lease != m.lease {
+			w.t.Fatalf("%s delivers %s under %d, the owner key has %d, lease %d", m.id, p, token, kv.CreateRevision, kv.Lease)
+		}
+		for _, other := range w.members {
+			if _, both := other.delivering[p]; both && other != m {
+				w.t.Fatalf("%s and %s both deliver %s", m.id, other.id, p)
+			}
+		}
+	}
+}
+
+func (w *world) act(m *simMember, a rebalance.Action) {
+	later := func(f func() rebalance.Event) { m.pending = append(m.pending, f) }
+	switch a := a.(type) {
+	case rebalance.Claim:
+		lease := m.lease
+		later(func() rebalance.Event { return w.claim(m, lease, a) })
+	case rebalance.Release:
+		lease := m.lease
+		later(func() rebalance.Event { return w.release(m, lease, a) })
+	case rebalance.Deliver:
+		m.delivering[a.Partition] = a.Token
+	case rebalance.Revoke:
+		later(func() rebalance.Event {
+			if m.delivering[a.Partition] == a.Token {
+				delete(m.delivering, a.Partition)
+			}
+			return rebalance.Drained{Partition: a.Partition, Token: a.Token}
+		})
+	case rebalance.Lose:
+		delete(m.delivering, a.Partition)
+	case rebalance.Watch:
+		if _, twice := m.watches[a.Partition]; twice {
+			w.t.Fatalf("%s watches %s twice", m.id, a.Partition)
+		}
+		at := slices.IndexFunc(w.log, func(e ownerEvent) bool { return e.revision > a.After })
+		if at < 0 {
+			at = len(w.log)
+		}
+		m.watches[a.Partition] = at
+	case rebalance.Unwatch:
+		if _, there := m.watches[a.Partition]; !there {
+			w.t.Fatalf("%s unwatches %s, which it does not watch", m.id, a.Partition)
+		}
+		delete(m.watches, a.Partition)
+	case rebalance.Reregister:
+		later(func() rebalance.Event { w.putRegistration(m); return rebalance.Tick{} })
+	case rebalance.Left:
+		if len(m.delivering) > 0 {
+			w.t.Fatalf("%s left while it delivers %v", m.id, m.delivering)
+		}
+		w.expire(m)
+		m.gone = true
+		delete(w.members, m.id)
+		w.snapshots()
+	}
+}
+
+func (w *world) claim(m *simMember, lease registry.LeaseID, a rebalance.Claim) rebalance.Event {
+	answer := rebalance.ClaimAnswered{Number: a.Number}
+	lost := w.faults && w.r.IntN(8) == 0
+	run := func() {
+		var claims []registry.OwnerClaim
+		for _, want := range a.Wants {
+			claims = append(claims, registry.OwnerClaim{Key: w.group.Owner(want.Partition), Value: []byte(rebalance.ThreadID(m.id, want.Stream))})
+		}
+		results, revision, err := registry.Claim(ctx, w.store, lease,
+			registry.Guard{Registration: a.Registration, IDs: w.group.IDs(), Snapshot: a.Snapshot}, claims)
+		w.note()
+		answer.Revision, answer.Stale = revision, errors.Is(err, registry.ErrStale)
+		answer.Unknown = err != nil && !answer.Stale
+		for i, r := range results {
+			o := rebalance.ClaimOutcome{Mine: r.Holder == nil, Token: r.Token, Stream: a.Wants[i].Stream}
+			if string(r.Value) != string(claims[i].Value) {
+				o.Stream = -1
+			}
+			answer.Outcomes = append(answer.Outcomes, o)
+		}
+	}
+	if !lost {
+		run()
+		return answer
+	}
+	switch w.r.IntN(3) {
+	case 0: // it takes effect, the reply is lost
+		run()
+	case 1: // it takes effect much later
+		m.pending = append(m.pending, func() rebalance.Event { run(); return rebalance.Tick{} })
+	}
+	return rebalance.ClaimAnswered{Number: a.Number, Unknown: true}
+}
+
+func (w *world) release(m *simMember, lease registry.LeaseID, a rebalance.Release) rebalance.Event {
+	var list []registry.OwnerRelease
+	for _, h := range a.Held {
+		// An older token is harmless: the key that it names is gone.
+		if token, still := m.delivering[h.Partition]; still && m.lease == lease && (h.Token == 0 || h.Token == token) {
+			w.t.Fatalf("%s releases %s while it delivers it", m.id, h.Partition)
+		}
+		list = append(list, registry.OwnerRelease{Key: w.group.Owner(h.Partition), Token: h.Token})
+	}
+	if w.faults && w.r.IntN(8) == 0 {
+		if w.r.IntN(2) == 0 {
+			_, err := registry.Release(ctx, w.store, lease, list)
+			w.must(err)
+			w.note()
+		}
+		return rebalance.ReleaseAnswered{Number: a.Number, Failed: true}
+	}
+	revision, err := registry.Release(ctx, w.store, lease, list)
+	w.must(err)
+	w.note()
+	return rebalance.ReleaseAnswered{Number: a.Number, Revision: revision}
+}
+
+func (w *world) expire(m *simMember) {
+	w.store.Expire(m.lease)
+	w.note()
+}
+
+// loseSession: the member notices before the store does.
+func (w *world) loseSession(m *simMember) {
+	w.step(m, rebalance.SessionLost{})
+	w.expire(m)
+	w.register(m)
+}
+
+// advance carries out one thing that is due for some member; false if nothing is.
+func (w *world) advance() bool {
+	var due []func()
+	for _, m := range w.sorted() {
+		for i := range m.pending {
+			due = append(due, func() {
+				f := m.pending[i]
+				m.pending = slices.Delete(m.pending, i, i+1)
+				if e := f(); !m.gone {
+					w.step(m, e)
+				}
+			})
+		}
+		for _, p := range slices.SortedFunc(maps.Keys(m.watches), registry.ComparePartitions) {
+			if at := m.watches[p]; at < len(w.log) {
+				due = append(due, func() {
+					m.watches[p]++
+					if e := w.log[at]; e.key == w.group.Owner(p) {
+						w.step(m, rebalance.OwnerSeen{Partition: p, Revision: e.revision, Exists: e.kv.Key != "",
+							Mine: e.kv.Lease == m.lease && e.kv.Key != "", Token: e.kv.CreateRevision})
+					}
+				})
+			}
+		}
+	}
+	if len(due) == 0 {
+		return false
+	}
+	due[w.r.IntN(len(due))]()
+	return true
+}
+
+func (w *world) disturb(next *int) {
+	list := w.sorted()
+	var m *simMember
+	if len(list) > 0 {
+		m = list[w.r.IntN(len(list))]
+	}
+	switch k := w.r.IntN(40); {
+	case k == 0 && len(list) < 6:
+		*next++
+		w.join(fmt.Sprintf("m%d", *next))
+	case k == 1 && m != nil && len(list) > 1:
+		w.step(m, rebalance.Leaving{})
+	case k == 2 && m != nil:
+		w.loseSession(m)
+	case k == 3 && w.counts["a"] < 12:
+		w.counts["a"]++
+		// The topic's record is written too, which is what makes the revision move.
+		_, err := w.store.Txn(ctx, registry.Txn{Then: []registry.Op{registry.Put("/brokers/topics/a", nil, 0)}})
+		w.must(err)
+		w.snapshots()
+	case k == 4 && len(w.owners) > 0:
+		key := slices.Sorted(maps.Keys(w.owners))[w.r.IntN(len(w.owners))]
+		p, err := w.group.ParsePartition(key)
+		w.must(err)
+		w.tainted[p] = true
+		_, err = w.store.Txn(ctx, registry.Txn{Then: []registry.Op{registry.Delete(key)}})
+		w.must(err)
+		w.note()
+	case k == 5 && m != nil:
+		_, err := w.store.Txn(ctx, registry.Txn{Then: []registry.Op{registry.Delete(w.group.ID(m.id))}})
+		w.must(err)
+		w.snapshots()
+	}
+}
+
+func simulate(t *testing.T, seed uint64) {
+	w := newWorld(t, seed)
+	next := 2
+	w.join("m1")
+	w.join("m2")
+	w.faults = true
+	for range 400 {
+		w.now += time.Millisecond
+		w.disturb(&next)
+		w.advance()
+		if w.r.IntN(10) == 0 {
+			for _, m := range w.sorted() {
+				if at, ok := m.machine.Wake(); ok && at <= w.now {
+					w.step(m, rebalance.Tick{})
+				}
+			}
+		}
+	}
+	w.faults = false
+	w.settle()
+	w.verify()
+}
+
+// settle runs until nothing is due any more, letting time pass for retries.
+func (w *world) settle() {
+	for range 100_000 {
+		if w.advance() {
+			continue
+		}
+		waiting := false
+		for _, m := range w.sorted() {
+			if at, ok := m.machine.Wake(); ok {
+				w.now, waiting = max(w.now, at), true
+				w.step(m, rebalance.Tick{})
+			}
+		}
+		if !waiting {
+			return
+		}
+	}
+	w.t.Fatal("never quiet")
+}
+
+// verify: after quiet, every partition has the owner that the strategy says.
+func (w *world) verify() {
+	clear(w.tainted)
+	var infos []rebalance.MemberInfo
+	for _, m := range w.sorted() {
+		if m.machine.Settled() == false {
+			w.t.Fatalf("%s is not settled: %s", m.id, m.machine)
+		}
+		w.check(m)
+		infos = append(infos, rebalance.MemberInfo{ID: m.id, Subscription: m.sub, Strategies: []string{"range"}})
+	}
+	want, _ := rebalance.Assign(w.topology(), infos)
+	for p, thread := range want {
+		if got := string(w.owners[w.group.Owner(p)].Value); got != thread {
+			w.t.Fatalf("%s is owned by %q, want %q", p, got, thread)
+		}
+	}
+	if len(w.owners) != len(want) {
+		w.t.Fatalf("%d owner keys, want %d: %v", len(w.owners), len(want), slices.Sorted(maps.Keys(w.owners)))
+	}
+	delivering := 0
+	for _, m := range w.members {
+		delivering += len(m.delivering)
+	}
+	if delivering != len(want) {
+		w.t.Fatalf("%d partitions are delivered, want %d", delivering, len(want))
+	}
+}
+
+// In random runs with joins, departures, lost sessions, lost replies, late writes,
+// keys deleted by outsiders and stale news, at no moment do two members deliver
+// one partition, and after quiet each partition has the owner that the strategy says.
+func TestMembersInRandomOrder(t *testing.T) {
+	if *simSeed != 0 {
+		simulate(t, *simSeed)
+		return
+	}
+	runs := 1500
+	if testing.Short() {
+		runs = 200
+	}
+	base := rand.Uint64()
+	for i := range runs {
+		seed := base + uint64(i)
+		if !t.Run("", func(t *testing.T) {
+			t.Logf("repeat with -sim.seed=%d", seed)
+			simulate(t, seed)
+		}) {
+			return
+		}
+	}
+}

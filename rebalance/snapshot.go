@@ -1,0 +1,48 @@
+package rebalance
+
+import (
+	"github.com/muster-io/muster/registry"
+)
+
+// ReadSnapshot makes a member's Snapshot of the registrations, topics and
+// brokers that a registry.View shows at one revision. Only topics that somebody
+// of the group subscribes to are read. Records that cannot be parsed are left out
+// and returned as errors that name their keys: one bad record must not stop a group.
+func ReadSnapshot(root registry.Root, group registry.GroupPaths, self string, revision int64, ids, topics []registry.KV) (Snapshot, []error) {
+	s := Snapshot{Revision: revision, Topology: Topology{}}
+	var errs []error
+	wanted := map[string]bool{}
+	for _, kv := range ids {
+		id, err := group.ParseID(kv.Key)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		if id == self {
+			s.Registered = kv.CreateRevision
+		}
+		rec, err := registry.ParseConsumer(kv)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		m := MemberInfo{ID: id, Strategies: rec.Strategy}
+		if rec.Pattern == registry.PatternStatic {
+			m.Subscription = rec.Subscription
+		}
+		for topic := range m.Subscription {
+			wanted[topic] = true
+		}
+		s.Members = append(s.Members, m)
+	}
+	for _, kv := range topics {
+		name, rec, ok, err := root.ParseTopic(kv)
+		switch {
+		case err != nil && wanted[name]:
+			errs = append(errs, err)
+		case ok && wanted[name]:
+			s.Topology[name] = rec.List(name)
+		}
+	}
+	return s, errs
+}
