@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/url"
 	"strings"
+	"sync/atomic"
 
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
@@ -28,6 +29,7 @@ type ServerOptions struct {
 // Server is an etcd server inside this process.
 type Server struct {
 	etcd *embed.Etcd
+	log  *slogCore
 	// Endpoint is the URL that clients on this machine use.
 	Endpoint string
 }
@@ -52,11 +54,13 @@ func StartServer(ctx context.Context, o ServerOptions) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
+	core := newLogCore(o.Logger)
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(core))
 	e, err := embed.StartEtcd(cfg)
 	if err != nil {
 		return nil, explainStart(o, err)
 	}
-	s := &Server{etcd: e, Endpoint: cfg.AdvertiseClientUrls[0].String()}
+	s := &Server{etcd: e, log: core, Endpoint: cfg.AdvertiseClientUrls[0].String()}
 	select {
 	case <-e.Server.ReadyNotify():
 		return s, nil
@@ -74,7 +78,10 @@ func StartServer(ctx context.Context, o ServerOptions) (*Server, error) {
 func (s *Server) Err() <-chan error { return s.etcd.Err() }
 
 // Close stops the server and waits for it.
-func (s *Server) Close() { s.etcd.Close() }
+func (s *Server) Close() {
+	s.log.mute()
+	s.etcd.Close()
+}
 
 func serverConfig(o ServerOptions) (*embed.Config, error) {
 	client, err := parseListen("--etcd-listen-client", o.ListenClient, o.Insecure)
@@ -101,11 +108,6 @@ func serverConfig(o ServerOptions) (*embed.Config, error) {
 	cfg.QuotaBackendBytes = quotaBytes
 	cfg.EnableGRPCGateway = false
 	cfg.LogLevel = "error"
-	logger := o.Logger
-	if logger == nil {
-		logger = slog.New(slog.DiscardHandler)
-	}
-	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(&slogCore{log: logger.With("part", "etcd")}))
 	return cfg, nil
 }
 
@@ -153,14 +155,28 @@ func explainStart(o ServerOptions, err error) error {
 
 // slogCore sends what etcd logs to the daemon's log.
 type slogCore struct {
-	log  *slog.Logger
-	with []zapcore.Field
+	log   *slog.Logger
+	with  []zapcore.Field
+	muted *atomic.Bool
 }
 
-func (c *slogCore) Enabled(l zapcore.Level) bool { return l >= zapcore.ErrorLevel }
+func newLogCore(log *slog.Logger) *slogCore {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	return &slogCore{log: log.With("part", "etcd"), muted: new(atomic.Bool)}
+}
+
+// mute ends the output: a server that is being closed calls each of its own
+// listeners an error.
+func (c *slogCore) mute() { c.muted.Store(true) }
+
+func (c *slogCore) Enabled(l zapcore.Level) bool {
+	return l >= zapcore.ErrorLevel && !c.muted.Load()
+}
 
 func (c *slogCore) With(fields []zapcore.Field) zapcore.Core {
-	return &slogCore{log: c.log, with: append(c.with[:len(c.with):len(c.with)], fields...)}
+	return &slogCore{log: c.log, muted: c.muted, with: append(c.with[:len(c.with):len(c.with)], fields...)}
 }
 
 func (c *slogCore) Check(e zapcore.Entry, ce *zapcore.CheckedEntry) *zapcore.CheckedEntry {

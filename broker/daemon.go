@@ -1,0 +1,251 @@
+// Package broker is the daemon: it puts the rooms below it together, starts them
+// and stops them in order.
+//
+//	datadir.go     its directory, lock and identity
+//	membership.go  its registration
+//	topics.go      what it knows of the cluster, and the partitions it leads
+//	producers.go   producer ids
+//	daemon.go      start and stop
+package broker
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/muster-io/muster/broker/api"
+	"github.com/muster-io/muster/broker/wire"
+	"github.com/muster-io/muster/registry"
+	"github.com/muster-io/muster/registry/etcd"
+)
+
+// Daemon is a running broker. Use Start, and Close it.
+type Daemon struct {
+	cfg       Config
+	log       *slog.Logger
+	dir       *dataDir
+	listener  net.Listener
+	advertise address
+	server    *etcd.Server // nil with an external etcd
+	store     *etcd.Store
+	clusterID string
+	view      *registry.View
+	members   *membership
+	topics    *topics
+	producers *producers
+	wire      *wire.Server
+
+	ctx    context.Context
+	cancel context.CancelFunc
+	work   sync.WaitGroup
+	failed chan error
+	undo   []func() error // what Start did, in order; Close goes backwards
+}
+
+const (
+	// startLimit bounds what a start waits for etcd: recovery of a large write-ahead
+	// log, or a quorum that is not there yet.
+	startLimit = 2 * time.Minute
+	// drainLimit bounds what a stop waits for requests under way.
+	drainLimit = 5 * time.Second
+)
+
+// Start brings a daemon up; when it returns, clients can connect. Every error
+// says what to do about it.
+func Start(ctx context.Context, cfg Config) (_ *Daemon, err error) {
+	listen, advertise, err := cfg.check()
+	if err != nil {
+		return nil, err
+	}
+	d := &Daemon{cfg: cfg, log: cfg.Logger.With("broker", cfg.ID), failed: make(chan error, 1)}
+	d.members, d.topics, d.producers = newMembership(d), newTopics(d), &producers{d: d}
+	d.ctx, d.cancel = context.WithCancel(context.Background())
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, d.Close())
+		}
+	}()
+	limited, cancel := context.WithTimeout(ctx, startLimit)
+	defer cancel()
+	if d.dir, err = openDataDir(cfg.DataDir, cfg.ID); err != nil {
+		return nil, err
+	}
+	d.undo = append(d.undo, d.dir.close)
+	if err = d.listen(listen, advertise); err != nil {
+		return nil, err
+	}
+	if err = d.openRegistry(limited); err != nil {
+		return nil, err
+	}
+	if err = d.identify(limited); err != nil {
+		return nil, err
+	}
+	if err = d.members.join(limited, d.dir.formerLease()); err != nil {
+		return nil, err
+	}
+	d.undo = append(d.undo, d.members.leave)
+	if err = d.loadTopics(limited); err != nil {
+		return nil, err
+	}
+	d.work.Go(func() { d.members.run(d.ctx) })
+	d.serve()
+	return d, nil
+}
+
+func (d *Daemon) listen(listen, advertise address) error {
+	text := JoinAddress(listen.host, listen.port)
+	ln, err := net.Listen("tcp", text)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return fmt.Errorf("%s is in use: stop what listens there, or choose another --listen", text)
+	}
+	if err != nil {
+		return fmt.Errorf("listen on %s: %w: choose another --listen", text, err)
+	}
+	d.listener = ln
+	d.advertise = advertise
+	if advertise.port == 0 {
+		d.advertise.port = int32(ln.Addr().(*net.TCPAddr).Port)
+	}
+	d.undo = append(d.undo, func() error {
+		if err := ln.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+			return fmt.Errorf("close listener: %w", err)
+		}
+		return nil
+	})
+	return nil
+}
+
+// openRegistry starts the embedded etcd, or finds the external one.
+func (d *Daemon) openRegistry(ctx context.Context) error {
+	o := d.cfg.Etcd
+	if len(o.Endpoints) == 0 {
+		server, err := etcd.StartServer(ctx, etcd.ServerOptions{Name: d.cfg.EtcdName, Dir: d.dir.etcd(),
+			ListenClient: d.cfg.EtcdListenClient, ListenPeer: d.cfg.EtcdListenPeer,
+			InitialCluster: d.cfg.EtcdInitialCluster, Insecure: d.cfg.Insecure, Logger: d.log})
+		if err != nil {
+			return err
+		}
+		d.server = server
+		d.undo = append(d.undo, func() error { server.Close(); return nil })
+		d.work.Go(func() {
+			select {
+			case err, failed := <-server.Err():
+				if failed {
+					d.fail(fmt.Errorf("embedded etcd failed: %w", err))
+				}
+			case <-d.ctx.Done():
+			}
+		})
+		o.Endpoints = []string{server.Endpoint}
+	}
+	store, err := etcd.Open(ctx, o)
+	if err != nil {
+		return err
+	}
+	d.store = store
+	d.undo = append(d.undo, store.Close)
+	return nil
+}
+
+func (d *Daemon) fail(err error) {
+	select {
+	case d.failed <- err:
+	default:
+	}
+}
+
+// identify finds the cluster's id, or gives the cluster one.
+func (d *Daemon) identify(ctx context.Context) error {
+	key := d.cfg.Root.ClusterID()
+	id := uuid.New()
+	fresh := base64.RawURLEncoding.EncodeToString(id[:])
+	res, err := d.store.Txn(ctx, registry.Txn{
+		If:   []registry.Cond{registry.Absent(key)},
+		Then: []registry.Op{registry.Put(key, []byte(fresh), 0)},
+		Else: []registry.Op{registry.Get(key)},
+	})
+	if err != nil {
+		return fmt.Errorf("read the cluster id: %w", err)
+	}
+	d.clusterID = fresh
+	if !res.Succeeded {
+		d.clusterID = string(res.Items[0].KVs[0].Value)
+	}
+	return d.dir.setCluster(d.clusterID)
+}
+
+// loadTopics opens the partitions of this daemon and follows the registry from then on.
+func (d *Daemon) loadTopics(ctx context.Context) error {
+	prefixes := []string{viewBrokers: d.cfg.Root.Brokers(), viewTopics: d.cfg.Root.Topics()}
+	view, err := registry.OpenView(ctx, d.store, prefixes,
+		registry.ViewOptions{Stall: d.cfg.SessionTimeout / 2, Logger: d.log}, nil)
+	if err != nil {
+		return err
+	}
+	d.view = view
+	d.undo = append(d.undo, d.topics.close, func() error { view.Close(); return nil })
+	d.topics.update(view.Snapshot())
+	d.work.Go(func() { d.topics.follow(d.ctx, view) })
+	return nil
+}
+
+func (d *Daemon) serve() {
+	d.wire = wire.New(wire.Options{Logger: d.log})
+	api.Register(d.wire, d.topics, api.Options{Logger: d.log, AutoCreateTopics: d.cfg.AutoCreateTopics})
+	d.work.Go(func() {
+		if err := d.wire.Serve(d.ctx, d.listener); err != nil && d.ctx.Err() == nil {
+			d.fail(fmt.Errorf("serve Kafka clients: %w", err))
+		}
+	})
+	d.undo = append(d.undo, func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), drainLimit)
+		defer cancel()
+		return d.wire.Shutdown(ctx)
+	})
+}
+
+// Address is where clients connect: host and port as advertised.
+func (d *Daemon) Address() string { return JoinAddress(d.advertise.host, d.advertise.port) }
+
+// EtcdEndpoints is where the registry is.
+func (d *Daemon) EtcdEndpoints() []string {
+	if d.server != nil {
+		return []string{d.server.Endpoint}
+	}
+	return d.cfg.Etcd.Endpoints
+}
+
+// Failed receives an error if the daemon cannot go on; Close it then.
+func (d *Daemon) Failed() <-chan error { return d.failed }
+
+// Close stops the daemon: it answers what is under way, takes its keys out of
+// the registry, closes its logs, and only then its etcd.
+func (d *Daemon) Close() error {
+	var errs []error
+	stop := func() {
+		if n := len(d.undo); n > 0 {
+			f := d.undo[n-1]
+			d.undo = d.undo[:n-1]
+			if err := f(); err != nil {
+				errs = append(errs, err)
+			}
+		}
+	}
+	if d.wire != nil {
+		stop() // requests under way still need everything else
+	}
+	d.cancel()
+	d.work.Wait()
+	for len(d.undo) > 0 {
+		stop()
+	}
+	return errors.Join(errs...)
+}

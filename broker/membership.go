@@ -1,0 +1,224 @@
+package broker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/muster-io/muster/registry"
+)
+
+// membership keeps the daemon in the registry: its broker record and the counts
+// of its partitions, all on one session. When the session is lost it registers
+// again, as long as it takes.
+type membership struct {
+	d *Daemon
+
+	mu      sync.Mutex
+	session *registry.Session // the newest one; it may be dead
+	counts  map[string]int32  // topic -> partitions here, as they are to be
+	written map[string]int32  // as they stand under the session
+	kick    chan struct{}     // counts have changed
+}
+
+func newMembership(d *Daemon) *membership {
+	return &membership{d: d, counts: map[string]int32{}, written: map[string]int32{}, kick: make(chan struct{}, 1)}
+}
+
+const (
+	registryCallLimit = 5 * time.Second
+	minJoinPause      = 100 * time.Millisecond
+	maxJoinPause      = 2 * time.Second
+)
+
+// alive tells whether the daemon may write to the registry.
+func (m *membership) alive() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.session != nil && m.session.Alive()
+}
+
+// join registers the daemon. The record of a former run of this very data
+// directory, which nobody else can be using, is taken away first; one that
+// anybody else holds is an error that names the holder.
+func (m *membership) join(ctx context.Context, former registry.LeaseID) error {
+	key := m.d.cfg.Root.Broker(m.d.cfg.ID)
+	if former != 0 {
+		kv, _, err := registry.GetKey(ctx, m.d.store, key)
+		if err != nil {
+			return fmt.Errorf("look for the former registration: %w", err)
+		}
+		if kv != nil && kv.Lease == former {
+			if err := m.d.store.Revoke(ctx, former); err != nil && !errors.Is(err, registry.ErrLeaseNotFound) {
+				return fmt.Errorf("revoke the former lease: %w", err)
+			}
+		}
+	}
+	s, err := registry.OpenSession(ctx, m.d.store, registry.SessionOptions{TTL: m.d.cfg.SessionTimeout, Logger: m.d.log})
+	if err != nil {
+		return err
+	}
+	if err := m.register(ctx, s, key); err != nil {
+		return errors.Join(err, m.closeSession(s))
+	}
+	m.mu.Lock()
+	m.session = s
+	clear(m.written)
+	m.mu.Unlock()
+	m.d.log.Info("registered", "lease", registry.LeaseText(s.Lease()), "host", m.d.advertise.host, "port", m.d.advertise.port)
+	return nil
+}
+
+func (m *membership) register(ctx context.Context, s *registry.Session, key string) error {
+	// Remembered first: a crash in between leaves a lease that is nobody's, not a
+	// registration that nobody may take away.
+	if err := m.d.dir.setLease(s.Lease()); err != nil {
+		return err
+	}
+	value, err := registry.Encode(registry.BrokerRecord{Version: 1, Host: m.d.advertise.host, Port: m.d.advertise.port,
+		JMXPort: -1, Timestamp: strconv.FormatInt(time.Now().UnixMilli(), 10)})
+	if err != nil {
+		return err
+	}
+	_, err = registry.Register(ctx, m.d.store, s, key, value)
+	if held, ok := errors.AsType[*registry.HeldError](err); ok {
+		return m.taken(held)
+	}
+	return err
+}
+
+func (m *membership) taken(held *registry.HeldError) error {
+	where := "an unreadable record"
+	if _, rec, err := m.d.cfg.Root.ParseBroker(held.KV); err == nil {
+		where = JoinAddress(rec.Host, rec.Port)
+	}
+	return fmt.Errorf("broker id %d is taken by %s, whose lease has %.0f s left: choose another --broker-id, or stop that daemon",
+		m.d.cfg.ID, where, held.Left.Seconds())
+}
+
+func (m *membership) closeSession(s *registry.Session) error {
+	ctx, cancel := context.WithTimeout(context.Background(), registryCallLimit)
+	defer cancel()
+	return s.Close(ctx)
+}
+
+// run registers again whenever the session is lost, and writes the counts.
+func (m *membership) run(ctx context.Context) {
+	retry := time.NewTimer(time.Hour)
+	defer retry.Stop()
+	for {
+		m.mu.Lock()
+		s := m.session
+		m.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.Done():
+			if !m.rejoin(ctx, s) {
+				return
+			}
+		case <-m.kick:
+		case <-retry.C:
+		}
+		if err := m.writeCounts(ctx); err != nil && ctx.Err() == nil {
+			m.d.log.Warn("cannot write the counts of partitions, trying again", "error", err)
+			retry.Reset(maxJoinPause)
+		}
+	}
+}
+
+// rejoin registers anew after a loss; false when ctx ends before.
+func (m *membership) rejoin(ctx context.Context, s *registry.Session) bool {
+	for pause := minJoinPause; ; pause = min(2*pause, maxJoinPause) {
+		limited, cancel := context.WithTimeout(ctx, registryCallLimit)
+		err := s.Close(limited)
+		if err == nil {
+			err = m.join(limited, s.Lease())
+		}
+		cancel()
+		if err == nil {
+			m.setCounts(nil)
+			return true
+		}
+		if ctx.Err() != nil {
+			return false
+		}
+		m.d.log.Warn("not registered, trying again", "error", err)
+		timer := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return false
+		case <-timer.C:
+		}
+	}
+}
+
+// setCounts says how many partitions of each topic are here; nil leaves them and
+// only asks that they be written.
+func (m *membership) setCounts(counts map[string]int32) {
+	m.mu.Lock()
+	if counts != nil {
+		m.counts = counts
+	}
+	m.mu.Unlock()
+	select {
+	case m.kick <- struct{}{}:
+	default:
+	}
+}
+
+// writeCounts brings /brokers/topics/<topic>/<id> up to date.
+func (m *membership) writeCounts(ctx context.Context) error {
+	m.mu.Lock()
+	s := m.session
+	var ops []registry.Op
+	next := map[string]int32{}
+	for topic, n := range m.counts {
+		next[topic] = n
+		if m.written[topic] != n {
+			ops = append(ops, registry.Put(m.d.cfg.Root.TopicBroker(topic, m.d.cfg.ID), strconv.AppendInt(nil, int64(n), 10), s.Lease()))
+		}
+	}
+	for topic := range m.written {
+		if _, still := m.counts[topic]; !still {
+			ops = append(ops, registry.Delete(m.d.cfg.Root.TopicBroker(topic, m.d.cfg.ID)))
+		}
+	}
+	m.mu.Unlock()
+	limited, cancel := context.WithTimeout(ctx, registryCallLimit)
+	defer cancel()
+	for len(ops) > 0 {
+		part := ops[:min(len(ops), registry.MaxNested)]
+		ops = ops[len(part):]
+		if !s.Alive() {
+			return nil // the next session writes them
+		}
+		if _, err := m.d.store.Txn(limited, registry.Txn{Then: part}); err != nil {
+			return err
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.session == s {
+		m.written = next
+	}
+	return nil
+}
+
+// leave takes the daemon's keys out of the registry at once.
+func (m *membership) leave() error {
+	m.mu.Lock()
+	s := m.session
+	m.mu.Unlock()
+	if s == nil {
+		return nil
+	}
+	if err := m.closeSession(s); err != nil {
+		return fmt.Errorf("leave the registry: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,189 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/muster-io/muster/registry"
+)
+
+func registryCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "registry",
+		Usage: "look into the tree itself",
+		Subcommands: []*cli.Command{
+			{Name: "tree", Usage: "show all keys under a path", ArgsUsage: "[PATH]", Flags: clientFlags(), Action: registryTree},
+			{Name: "ls", Usage: "list what stands directly under a path", ArgsUsage: "[PATH]", Flags: clientFlags(), Action: registryLs},
+			{Name: "get", Usage: "print the value of a key", ArgsUsage: "PATH", Flags: clientFlags(), Action: registryGet},
+		},
+	}
+}
+
+// node is a key as it is shown. Value is JSON if the key's value is, else text.
+type node struct {
+	Path     string `json:"path"` // from the registry's root
+	Value    any    `json:"value"`
+	Lease    string `json:"lease,omitempty"` // of an ephemeral key
+	Created  int64  `json:"create_revision"`
+	Modified int64  `json:"mod_revision"`
+}
+
+func (cl *client) node(kv registry.KV) node {
+	n := node{Path: strings.TrimPrefix(kv.Key, string(cl.root)), Created: kv.CreateRevision, Modified: kv.ModRevision}
+	var v any
+	if len(kv.Value) > 0 && kv.Value[0] == '{' && json.Unmarshal(kv.Value, &v) == nil {
+		n.Value = json.RawMessage(kv.Value)
+	} else {
+		n.Value = printable(kv.Value)
+	}
+	if kv.Lease != 0 {
+		n.Lease = registry.LeaseText(kv.Lease)
+	}
+	return n
+}
+
+// printable keeps foreign bytes from a terminal.
+func printable(value []byte) string {
+	text := string(value)
+	if !utf8.ValidString(text) || strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+		return fmt.Sprintf("%q", text)
+	}
+	return text
+}
+
+func (n node) text() string {
+	if raw, ok := n.Value.(json.RawMessage); ok {
+		return printable(raw)
+	}
+	return fmt.Sprint(n.Value)
+}
+
+// path reads the optional argument of tree and ls: a path from the root, "/" by default.
+func path(c *cli.Context) (string, error) {
+	if !c.Args().Present() {
+		return "/", nil
+	}
+	p, err := oneArgument(c, "a path")
+	if err != nil {
+		return "", err
+	}
+	return "/" + strings.Trim(p, "/"), nil
+}
+
+// below lists the keys under a path, the path itself included.
+func (cl *client) below(ctx context.Context, path string) ([]registry.KV, error) {
+	key := cl.root.Key(strings.TrimSuffix(path, "/"))
+	kvs, revision, err := registry.List(ctx, cl.store, key+"/", 0)
+	if err != nil {
+		return nil, fmt.Errorf("list %s: %w", path, err)
+	}
+	if path == "/" {
+		return kvs, nil
+	}
+	res, err := cl.store.Range(ctx, registry.RangeRequest{Key: key, Revision: revision})
+	if err != nil {
+		return nil, fmt.Errorf("get %s: %w", path, err)
+	}
+	return append(res.KVs, kvs...), nil
+}
+
+func registryTree(c *cli.Context) error {
+	at, err := path(c)
+	if err != nil {
+		return err
+	}
+	return withTool(c, func(ctx context.Context, cl *client) error {
+		kvs, err := cl.below(ctx, at)
+		if err != nil {
+			return err
+		}
+		nodes := []node{}
+		for _, kv := range kvs {
+			nodes = append(nodes, cl.node(kv))
+		}
+		return show(c, nodes, func(w io.Writer) { printTree(w, nodes) })
+	})
+}
+
+// printTree prints each path element once, indented by its depth.
+func printTree(w io.Writer, nodes []node) {
+	var last []string
+	for _, n := range nodes {
+		parts := strings.Split(strings.TrimPrefix(n.Path, "/"), "/")
+		same := 0
+		for same < len(parts)-1 && same < len(last) && parts[same] == last[same] {
+			same++
+		}
+		for i := same; i < len(parts)-1; i++ {
+			fmt.Fprintf(w, "%s%s/\n", strings.Repeat("  ", i), parts[i])
+		}
+		line := strings.Repeat("  ", len(parts)-1) + parts[len(parts)-1]
+		if text := n.text(); text != "" {
+			line += " = " + text
+		}
+		if n.Lease != "" {
+			line += "  (lease " + n.Lease + ")"
+		}
+		fmt.Fprintln(w, line)
+		last = parts
+	}
+}
+
+func registryLs(c *cli.Context) error {
+	at, err := path(c)
+	if err != nil {
+		return err
+	}
+	return withTool(c, func(ctx context.Context, cl *client) error {
+		kvs, err := cl.below(ctx, at)
+		if err != nil {
+			return err
+		}
+		names := []string{}
+		for _, kv := range kvs {
+			rest, ok := strings.CutPrefix(kv.Key, cl.root.Key(strings.TrimSuffix(at, "/"))+"/")
+			if !ok {
+				continue // the path itself
+			}
+			name, _, deeper := strings.Cut(rest, "/")
+			if deeper {
+				name += "/"
+			}
+			if len(names) == 0 || names[len(names)-1] != name {
+				names = append(names, name)
+			}
+		}
+		return show(c, names, func(w io.Writer) {
+			for _, name := range names {
+				fmt.Fprintln(w, name)
+			}
+		})
+	})
+}
+
+func registryGet(c *cli.Context) error {
+	if c.Args().Len() != 1 {
+		return wrongUse("want one argument, a path")
+	}
+	at, err := path(c)
+	if err != nil {
+		return err
+	}
+	return withTool(c, func(ctx context.Context, cl *client) error {
+		kv, _, err := registry.GetKey(ctx, cl.store, cl.root.Key(at))
+		if err != nil {
+			return fmt.Errorf("get %s: %w", at, err)
+		}
+		if kv == nil {
+			return fmt.Errorf("no key %s: see what is there with: muster registry ls", at)
+		}
+		n := cl.node(*kv)
+		return show(c, n, func(w io.Writer) { fmt.Fprintln(w, n.text()) })
+	})
+}

@@ -1,0 +1,211 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/muster-io/muster/registry"
+)
+
+func topicsCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "topics",
+		Usage: "create and show topics",
+		Subcommands: []*cli.Command{
+			{
+				Name: "create", Usage: "create a topic on the live brokers", ArgsUsage: "NAME",
+				Flags: clientFlags(
+					&cli.IntFlag{Name: "partitions", Value: 1, Usage: "number of partitions"},
+					&cli.IntFlag{Name: "replication-factor", Value: 1, Usage: "replicas of each partition; more than 1 is refused so far"},
+					&cli.StringSliceFlag{Name: "config", Usage: "`NAME=VALUE`, a setting of the topic; may be repeated"},
+				),
+				Action: createTopic,
+			},
+			{Name: "list", Usage: "list topics", Flags: clientFlags(), Action: listTopics},
+			{Name: "describe", Usage: "show a topic's partitions", ArgsUsage: "NAME", Flags: clientFlags(), Action: describeTopic},
+		},
+	}
+}
+
+func createTopic(c *cli.Context) error {
+	name, err := oneArgument(c, "the topic's name")
+	if err != nil {
+		return err
+	}
+	config := map[string]string{}
+	for _, setting := range c.StringSlice("config") {
+		k, v, ok := strings.Cut(setting, "=")
+		if !ok || k == "" {
+			return wrongUse("--config %q: want NAME=VALUE", setting)
+		}
+		config[k] = v
+	}
+	if n := c.Int("partitions"); n < 1 || n > registry.MaxPartitions {
+		return wrongUse("--partitions %d: want 1 to %d", n, registry.MaxPartitions)
+	}
+	if c.Int("replication-factor") != 1 {
+		return wrongUse("--replication-factor %d: %w", c.Int("replication-factor"), registry.ErrReplicationFactor)
+	}
+	return withTool(c, func(ctx context.Context, cl *client) error {
+		brokers, bad, err := registry.LiveBrokers(ctx, cl.store, cl.root)
+		if err != nil {
+			return err
+		}
+		cl.warn(bad)
+		spec := registry.TopicSpec{Name: name, Partitions: int32(c.Int("partitions")), ReplicationFactor: 1, Config: config}
+		rec, err := registry.CreateTopic(ctx, cl.store, cl.root, spec, slices.Collect(maps.Keys(brokers)))
+		if errors.Is(err, registry.ErrNoBroker) {
+			return fmt.Errorf("%w: start one with: muster server", err)
+		}
+		if err != nil {
+			return err
+		}
+		facts := map[string]any{"topic": name, "topic_id": rec.TopicID, "partitions": len(rec.Partitions)}
+		return show(c, facts, func(w io.Writer) {
+			fmt.Fprintf(w, "created topic %s with %d partitions\n", name, len(rec.Partitions))
+		})
+	})
+}
+
+type topicSummary struct {
+	Topic      string `json:"topic"`
+	Partitions int    `json:"partitions"`
+	TopicID    string `json:"topic_id"`
+}
+
+func listTopics(c *cli.Context) error {
+	if err := noArguments(c); err != nil {
+		return err
+	}
+	return withTool(c, func(ctx context.Context, cl *client) error {
+		kvs, _, err := registry.List(ctx, cl.store, cl.root.Topics(), 0)
+		if err != nil {
+			return fmt.Errorf("list topics: %w", err)
+		}
+		list := []topicSummary{}
+		for _, kv := range kvs {
+			name, rec, ok, err := cl.root.ParseTopic(kv)
+			if err != nil {
+				cl.warn([]error{err})
+			} else if ok {
+				list = append(list, topicSummary{name, len(rec.Partitions), rec.TopicID})
+			}
+		}
+		return show(c, list, func(w io.Writer) {
+			row(w, "TOPIC", "PARTITIONS", "ID")
+			for _, t := range list {
+				row(w, t.Topic, t.Partitions, t.TopicID)
+			}
+		})
+	})
+}
+
+type partitionRow struct {
+	Partition   int32   `json:"partition"`
+	Broker      int32   `json:"broker"` // home
+	Leader      int32   `json:"leader"`
+	LeaderEpoch int32   `json:"leader_epoch"`
+	Replicas    []int32 `json:"replicas"`
+	ISR         []int32 `json:"isr"`
+}
+
+type topicDescription struct {
+	Topic      string            `json:"topic"`
+	TopicID    string            `json:"topic_id"`
+	Config     map[string]string `json:"config"`
+	Partitions []partitionRow    `json:"partitions"`
+}
+
+func describeTopic(c *cli.Context) error {
+	name, err := oneArgument(c, "the topic's name")
+	if err != nil {
+		return err
+	}
+	return withTool(c, func(ctx context.Context, cl *client) error {
+		d, err := readTopic(ctx, cl, name)
+		if err != nil {
+			return err
+		}
+		return show(c, d, func(w io.Writer) {
+			fmt.Fprintf(w, "topic %s, id %s, %d partitions\n", d.Topic, d.TopicID, len(d.Partitions))
+			for _, k := range slices.Sorted(maps.Keys(d.Config)) {
+				fmt.Fprintf(w, "%s=%s\n", k, d.Config[k])
+			}
+			row(w, "PARTITION", "BROKER", "LEADER", "EPOCH", "REPLICAS", "ISR")
+			for _, p := range d.Partitions {
+				row(w, p.Partition, p.Broker, p.Leader, p.LeaderEpoch, ints(p.Replicas), ints(p.ISR))
+			}
+		})
+	})
+}
+
+func readTopic(ctx context.Context, cl *client, name string) (*topicDescription, error) {
+	if err := registry.ValidateTopicName(name); err != nil {
+		return nil, err
+	}
+	kvs, revision, err := registry.List(ctx, cl.store, cl.root.Topic(name), 0)
+	if err != nil {
+		return nil, fmt.Errorf("describe topic %s: %w", name, err)
+	}
+	states := map[int32]registry.PartitionState{}
+	var d *topicDescription
+	var record registry.TopicRecord
+	for _, kv := range kvs {
+		topic, rec, ok, err := cl.root.ParseTopic(kv)
+		if ok && topic == name {
+			record = rec
+			d = &topicDescription{Topic: name, TopicID: rec.TopicID, Config: map[string]string{}, Partitions: []partitionRow{}}
+		}
+		owner, number, state, isState, errState := cl.root.ParsePartitionState(kv)
+		if isState && owner == name {
+			states[number] = state
+		}
+		if err := errors.Join(err, errState); err != nil {
+			cl.warn([]error{err})
+		}
+	}
+	if d == nil {
+		return nil, fmt.Errorf("no topic %s: create it with: muster topics create %s", name, name)
+	}
+	for _, p := range record.List(name) {
+		state, ok := states[p.Number]
+		if !ok {
+			state = registry.InitialState(record.Partitions[p.Number])
+		}
+		d.Partitions = append(d.Partitions, partitionRow{p.Number, p.Home, state.Leader, state.LeaderEpoch, record.Partitions[p.Number], state.ISR})
+	}
+	d.Config, err = readTopicConfig(ctx, cl, name, revision)
+	return d, err
+}
+
+func readTopicConfig(ctx context.Context, cl *client, name string, revision int64) (map[string]string, error) {
+	res, err := cl.store.Range(ctx, registry.RangeRequest{Key: cl.root.TopicConfig(name), Revision: revision})
+	if err != nil {
+		return nil, fmt.Errorf("read settings of topic %s: %w", name, err)
+	}
+	config := map[string]string{}
+	for _, kv := range res.KVs {
+		rec, err := registry.ParseTopicConfig(kv)
+		if err != nil {
+			cl.warn([]error{err})
+			continue
+		}
+		maps.Copy(config, rec.Config)
+	}
+	return config, nil
+}
+
+func ints(list []int32) string {
+	text := make([]string, len(list))
+	for i, n := range list {
+		text[i] = fmt.Sprint(n)
+	}
+	return strings.Join(text, ",")
+}
