@@ -94,10 +94,14 @@ func (d *driver) run(ctx context.Context) error {
 	prefixes := []string{viewIDs: d.c.group.IDs(), viewBrokers: root.Brokers(), viewTopics: root.Topics()}
 	view, err := registry.OpenView(ctx, d.store, prefixes,
 		registry.ViewOptions{Stall: d.c.cfg.SessionTimeout / 2, Logger: d.log}, nil)
-	if err != nil {
+	switch {
+	case err == nil:
+		d.view = view
+	case ctx.Err() != nil:
+		return nil // stopped before it was anybody
+	default:
 		return err
 	}
-	d.view = view
 	d.work.Go(d.fetch.run)
 	d.work.Go(d.commits.run)
 	d.takeSnapshot()
