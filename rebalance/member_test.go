@@ -200,7 +200,7 @@ func (w *world) act(m *simMember, a rebalance.Action) {
 			if m.delivering[a.Partition] == a.Token {
 				delete(m.delivering, a.Partition)
 			}
-			return rebalance.Drained{Partition: a.Partition, Token: a.Token}
+			return rebalance.Drained(a)
 		})
 	case rebalance.Lose:
 		delete(m.delivering, a.Partition)

@@ -111,6 +111,9 @@ func withClient(c *cli.Context, f func(ctx context.Context, cl *client) error) e
 
 // withTool is withClient for a command that asks and prints: bounded in time.
 func withTool(c *cli.Context, f func(ctx context.Context, cl *client) error) error {
+	if err := checkOutput(c); err != nil {
+		return err
+	}
 	return withClient(c, func(ctx context.Context, cl *client) error {
 		ctx, cancel := context.WithTimeout(ctx, callLimit)
 		defer cancel()

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"strconv"
 	"strings"
@@ -14,8 +15,8 @@ import (
 
 func consumeCommand() *cli.Command {
 	flags := []cli.Flag{
-		&cli.StringFlag{Name: "group", EnvVars: env("group"), Required: true, Usage: "consumer group"},
-		&cli.StringSliceFlag{Name: "topic", Required: true, Usage: "topic to read; may be repeated"},
+		&cli.StringFlag{Name: "group", EnvVars: env("group"), Usage: "consumer group"},
+		&cli.StringSliceFlag{Name: "topic", Usage: "topic to read; may be repeated"},
 		&cli.IntFlag{Name: "streams", Value: 1, Usage: "how many partitions of a topic are handled at a time"},
 		&cli.BoolFlag{Name: "from-beginning", Usage: "where nothing is committed, begin at the smallest offset"},
 		&cli.StringFlag{Name: "strategy", Usage: "range or range-numeric (default: range)"},
@@ -31,7 +32,7 @@ func consumeCommand() *cli.Command {
 }
 
 func consume(c *cli.Context) error {
-	if err := noArguments(c); err != nil {
+	if err := cmp.Or(noArguments(c), required(c, "group", "topic")); err != nil {
 		return err
 	}
 	f, err := parseFormat(c.String("format"))

@@ -122,3 +122,13 @@ func noArguments(c *cli.Context) error {
 	}
 	return nil
 }
+
+// required refuses a call without a flag that has no default.
+func required(c *cli.Context, flags ...string) error {
+	for _, f := range flags {
+		if !c.IsSet(f) {
+			return wrongUse("--%s is required; see: %s --help", f, c.Command.HelpName)
+		}
+	}
+	return nil
+}

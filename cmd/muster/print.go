@@ -12,19 +12,28 @@ import (
 
 // show prints facts as the user asked: as JSON as they are, or as a table.
 func show(c *cli.Context, facts any, table func(w io.Writer)) error {
-	switch o := c.String("output"); o {
-	case "json":
+	if c.String("output") == outputJSON {
 		enc := json.NewEncoder(c.App.Writer)
 		enc.SetEscapeHTML(false)
 		enc.SetIndent("", "  ")
 		return enc.Encode(facts)
-	case "table":
-		w := tabwriter.NewWriter(c.App.Writer, 0, 0, 2, ' ', 0)
-		table(w)
-		return w.Flush()
-	default:
+	}
+	w := tabwriter.NewWriter(c.App.Writer, 0, 0, 2, ' ', 0)
+	table(w)
+	return w.Flush()
+}
+
+const (
+	outputTable = "table"
+	outputJSON  = "json"
+)
+
+// checkOutput is called before anything is done.
+func checkOutput(c *cli.Context) error {
+	if o := c.String("output"); o != outputTable && o != outputJSON {
 		return wrongUse("--output %q: want table or json", o)
 	}
+	return nil
 }
 
 // row prints one line of a table.

@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,7 +18,7 @@ import (
 
 func produceCommand() *cli.Command {
 	flags := []cli.Flag{
-		&cli.StringFlag{Name: "topic", Required: true, Usage: "topic to write to"},
+		&cli.StringFlag{Name: "topic", Usage: "topic to write to"},
 		&cli.StringFlag{Name: "key-separator", Aliases: []string{"K"}, Usage: "what stands between key and value in a line; without it records have no key"},
 	}
 	return &cli.Command{
@@ -33,7 +34,7 @@ func produceCommand() *cli.Command {
 const maxLine = 1 << 20
 
 func produce(c *cli.Context) error {
-	if err := noArguments(c); err != nil {
+	if err := cmp.Or(noArguments(c), required(c, "topic")); err != nil {
 		return err
 	}
 	if err := registry.ValidateTopicName(c.String("topic")); err != nil {

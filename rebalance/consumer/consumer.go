@@ -126,7 +126,6 @@ const (
 type Consumer struct {
 	cfg     Config
 	group   registry.GroupPaths
-	value   []byte // of the registration, without its timestamp
 	handler Handler
 }
 

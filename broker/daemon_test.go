@@ -1,0 +1,266 @@
+package broker_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/muster-io/muster/broker"
+	"github.com/muster-io/muster/registry"
+	"github.com/muster-io/muster/registry/etcd"
+)
+
+const patience = 30 * time.Second
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	defer ln.Close()
+	return ln.Addr().String()
+}
+
+func config(t *testing.T, dir string) broker.Config {
+	return broker.Config{ID: 1, DataDir: dir, Listen: "127.0.0.1:0", SessionTimeout: registry.MinTTL, AutoCreateTopics: true,
+		EtcdListenClient: "http://" + freeAddress(t), EtcdListenPeer: "http://" + freeAddress(t), NumPartitions: 2}
+}
+
+func start(t *testing.T, cfg broker.Config) *broker.Daemon {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	d, err := broker.Start(ctx, cfg)
+	must(t, err)
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+func startError(t *testing.T, cfg broker.Config) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	d, err := broker.Start(ctx, cfg)
+	if err == nil {
+		d.Close()
+		t.Fatal("the daemon started")
+	}
+	return err.Error()
+}
+
+func openStore(t *testing.T, d *broker.Daemon) *etcd.Store {
+	t.Helper()
+	st, err := etcd.Open(t.Context(), etcd.Options{Endpoints: d.EtcdEndpoints()})
+	must(t, err)
+	t.Cleanup(func() { st.Close() })
+	return st
+}
+
+func newClient(t *testing.T, d *broker.Daemon, opts ...kgo.Opt) *kgo.Client {
+	t.Helper()
+	k, err := kgo.NewClient(append(opts, kgo.SeedBrokers(d.Address()), kgo.MetadataMinAge(20*time.Millisecond))...)
+	must(t, err)
+	t.Cleanup(k.Close)
+	return k
+}
+
+func eventually(t *testing.T, missing func() string) {
+	t.Helper()
+	deadline := time.Now().Add(patience)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for what := missing(); what != ""; what = missing() {
+		if time.Now().After(deadline) {
+			t.Fatalf("after %s: %s", patience, what)
+		}
+		<-tick.C
+	}
+}
+
+func keys(t *testing.T, st registry.Store, prefix string) map[string]registry.KV {
+	t.Helper()
+	kvs, _, err := registry.List(t.Context(), st, prefix, 0)
+	must(t, err)
+	m := map[string]registry.KV{}
+	for _, kv := range kvs {
+		m[kv.Key] = kv
+	}
+	return m
+}
+
+// A topic that a client asks for is created, its records outlive a restart, and
+// a daemon that stops takes its keys along at once.
+func TestDaemonServesAndLeaves(t *testing.T) {
+	outer := start(t, config(t, t.TempDir())) // its etcd outlives the daemon under test
+	st := openStore(t, outer)
+	cfg := config(t, t.TempDir())
+	cfg.ID, cfg.Etcd, cfg.Root = 7, etcd.Options{Endpoints: outer.EtcdEndpoints()}, "/kc/prod"
+	for run := range 3 {
+		d := start(t, cfg)
+		k := newClient(t, d, kgo.AllowAutoTopicCreation(), kgo.DefaultProduceTopic("orders"), kgo.RecordPartitioner(kgo.ManualPartitioner()))
+		must(t, k.ProduceSync(t.Context(), &kgo.Record{Partition: 1, Value: fmt.Append(nil, "v", run)}).FirstErr())
+		k.AddConsumePartitions(map[string]map[int32]kgo.Offset{"orders": {1: kgo.NewOffset().AtStart()}})
+		var got []string
+		for len(got) <= run {
+			f := k.PollFetches(t.Context())
+			must(t, f.Err())
+			f.EachRecord(func(r *kgo.Record) { got = append(got, string(r.Value)) })
+		}
+		if want := []string{"v0", "v1", "v2"}[:run+1]; strings.Join(got, " ") != strings.Join(want, " ") {
+			t.Errorf("run %d: %v", run, got)
+		}
+		k.Close()
+		host, _, err := net.SplitHostPort(d.Address())
+		must(t, err)
+		eventually(t, func() string {
+			all := keys(t, st, "/kc/prod/")
+			if kv := all["/kc/prod/brokers/topics/orders/7"]; string(kv.Value) != "2" || kv.Lease == 0 {
+				return fmt.Sprintf("count of partitions is %q, lease %x", kv.Value, kv.Lease)
+			}
+			if kv := all["/kc/prod/brokers/ids/7"]; !strings.Contains(string(kv.Value), `"host":"`+host+`"`) || kv.Lease == 0 {
+				return fmt.Sprintf("broker record is %q", kv.Value)
+			}
+			return ""
+		})
+		must(t, d.Close())
+		for key, kv := range keys(t, st, "/kc/prod/") {
+			if kv.Lease != 0 || strings.HasPrefix(key, "/kc/prod/brokers/ids/") {
+				t.Errorf("run %d: %s is left behind", run, key)
+			}
+		}
+	}
+	for key := range keys(t, st, "/") {
+		if strings.Contains(key, "orders") && !strings.HasPrefix(key, "/kc/prod/") {
+			t.Errorf("%s stands outside the root", key)
+		}
+	}
+}
+
+// A daemon whose lease is taken away registers again and keeps serving meanwhile.
+func TestDaemonSurvivesTheLossOfItsSession(t *testing.T) {
+	d := start(t, config(t, t.TempDir()))
+	st := openStore(t, d)
+	k := newClient(t, d, kgo.AllowAutoTopicCreation(), kgo.DefaultProduceTopic("t"))
+	must(t, k.ProduceSync(t.Context(), kgo.StringRecord("a")).FirstErr())
+	eventually(t, func() string {
+		if _, ok := keys(t, st, "/brokers/topics/")["/brokers/topics/t/1"]; !ok {
+			return "no count"
+		}
+		return ""
+	})
+	before := keys(t, st, "/brokers/")["/brokers/ids/1"]
+	must(t, st.Revoke(t.Context(), before.Lease))
+	must(t, k.ProduceSync(t.Context(), kgo.StringRecord("b")).FirstErr())
+	eventually(t, func() string {
+		all := keys(t, st, "/brokers/")
+		id, count := all["/brokers/ids/1"], all["/brokers/topics/t/1"]
+		if id.Lease == 0 || id.Lease == before.Lease || count.Lease != id.Lease {
+			return fmt.Sprintf("leases: id %x, count %x, before %x", id.Lease, count.Lease, before.Lease)
+		}
+		return ""
+	})
+}
+
+func TestAutoCreationCanBeSwitchedOff(t *testing.T) {
+	cfg := config(t, t.TempDir())
+	cfg.AutoCreateTopics = false
+	d := start(t, cfg)
+	k := newClient(t, d)
+	req := kmsg.NewPtrMetadataRequest()
+	req.AllowAutoTopicCreation = true
+	topic := kmsg.NewMetadataRequestTopic()
+	topic.Topic = kmsg.StringPtr("ghost")
+	req.Topics = append(req.Topics, topic)
+	res, err := req.RequestWith(t.Context(), k)
+	must(t, err)
+	if err := kerr.ErrorForCode(res.Topics[0].ErrorCode); !errors.Is(err, kerr.UnknownTopicOrPartition) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// Producer ids differ among daemons and over restarts.
+func TestProducerIDsAreNeverHandedOutTwice(t *testing.T) {
+	outer := start(t, config(t, t.TempDir()))
+	cfg := config(t, t.TempDir())
+	cfg.ID, cfg.Etcd = 2, etcd.Options{Endpoints: outer.EtcdEndpoints()}
+	seen := map[int64]bool{}
+	ask := func(d *broker.Daemon) {
+		k := newClient(t, d)
+		req := kmsg.NewPtrInitProducerIDRequest()
+		res, err := req.RequestWith(t.Context(), k)
+		must(t, err)
+		must(t, kerr.ErrorForCode(res.ErrorCode))
+		if seen[res.ProducerID] {
+			t.Errorf("producer id %d was handed out twice", res.ProducerID)
+		}
+		seen[res.ProducerID] = true
+	}
+	for range 3 {
+		d := start(t, cfg)
+		ask(d)
+		ask(outer)
+		ask(d)
+		must(t, d.Close())
+	}
+}
+
+// What keeps a daemon from starting says what to do.
+func TestStartErrors(t *testing.T) {
+	dir := t.TempDir()
+	d := start(t, config(t, dir))
+	taken := func(change func(*broker.Config)) broker.Config {
+		cfg := config(t, t.TempDir())
+		change(&cfg)
+		return cfg
+	}
+	for want, cfg := range map[string]broker.Config{
+		"is in use by another daemon: stop it, or choose another --data-dir": config(t, dir),
+		"choose another --listen":               taken(func(c *broker.Config) { c.Listen = d.Address() }),
+		"is taken by " + d.Address():            taken(func(c *broker.Config) { c.Etcd.Endpoints = d.EtcdEndpoints() }),
+		"say with --advertise host:port":        taken(func(c *broker.Config) { c.Listen = "0.0.0.0:0" }),
+		"no client can connect there":           taken(func(c *broker.Config) { c.Advertise = "[::]:9092" }),
+		"add --insecure":                        taken(func(c *broker.Config) { c.EtcdListenClient = "http://0.0.0.0:2379" }),
+		"or use that etcd with --etcd-external": taken(func(c *broker.Config) { c.EtcdListenClient = d.EtcdEndpoints()[0] }),
+		"--broker-id -1":                        taken(func(c *broker.Config) { c.ID = -1 }),
+		"--session-timeout 1s: want 2s to 1m0s": taken(func(c *broker.Config) { c.SessionTimeout = time.Second }),
+		"(start one with: muster server)": taken(func(c *broker.Config) {
+			c.Etcd = etcd.Options{Endpoints: []string{"http://" + freeAddress(t)}, DialTimeout: time.Second}
+		}),
+	} {
+		if got := startError(t, cfg); !strings.Contains(got, want) {
+			t.Errorf("%q does not say %q", got, want)
+		} else if strings.Contains(got, "\n") {
+			t.Errorf("%q is more than a line", got)
+		}
+	}
+	// As root every directory can be written; what lies under a file cannot be made.
+	file := filepath.Join(dir, "muster.json", "below")
+	if got := startError(t, config(t, file)); !strings.Contains(got, "choose another --data-dir") {
+		t.Error(got)
+	}
+	must(t, d.Close())
+	other := config(t, dir)
+	other.ID = 2
+	if got := startError(t, other); !strings.Contains(got, "belongs to broker 1: start with --broker-id 1") {
+		t.Error(got)
+	}
+}
