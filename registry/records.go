@@ -251,7 +251,7 @@ var ErrTopicName = errors.New("invalid topic name")
 // "._-", other than "." and "..".
 func ValidateTopicName(name string) error {
 	if name == "" || name == "." || name == ".." || len(name) > MaxTopicName {
-		return fmt.Errorf("%w %q: 1 to %d characters, not . or ..", ErrTopicName, clip([]byte(name)), MaxTopicName)
+		return fmt.Errorf("%w %q: want 1 to %d characters, and neither . nor .. alone", ErrTopicName, clip([]byte(name)), MaxTopicName)
 	}
 	for i := 0; i < len(name); i++ {
 		if !plainByte(name[i]) || name[i] == ':' {

@@ -23,14 +23,15 @@ const MaxNested = MaxTxnOps - 8
 // concurrent use. An error of a call whose reply was lost does not tell whether
 // the call took effect.
 type Store interface {
-	// Txn runs t as one atomic step.
+	// Txn runs t as one atomic step. Conditions, those of nested transactions too,
+	// are decided on the state before it. No key may be put twice, or put and deleted.
 	Txn(ctx context.Context, t Txn) (TxnResult, error)
 
 	// Range reads keys in byte order.
 	Range(ctx context.Context, r RangeRequest) (RangeResult, error)
 
-	// Watch sends what changes under prefix from revision from on, whole revisions
-	// at a time and in order. All watches of a Store share one stream. The channel
+	// Watch sends what changes under prefix from revision from (at least 1) on, whole
+	// revisions at a time and in order. All watches of a Store share one stream. The channel
 	// is closed when ctx ends, or after a response with Err set, of which
 	// ErrCompacted says that history before CompactRevision is gone. The reader
 	// must not stop reading before ctx ends.

@@ -121,9 +121,7 @@ func writeTopic(ctx context.Context, st Store, root Root, spec TopicSpec, rec To
 		return err
 	}
 	n := min(len(states), MaxNested-len(first.Then))
-	for _, op := range states[:n] {
-		first.Then = append(first.Then, op)
-	}
+	first.Then = append(first.Then, states[:n]...)
 	res, err := st.Txn(ctx, first)
 	if err != nil {
 		return err

@@ -61,7 +61,7 @@ func describeGroup(c *cli.Context) error {
 }
 
 func printGroup(w io.Writer, d *groups.Description) {
-	fmt.Fprintf(w, "group %s, %d members, strategy %s\n", d.Group, len(d.Members), d.Strategy)
+	fmt.Fprintf(w, "group %s, %d members, strategy %s\n", d.Group, len(d.Members), or(d.Strategy, "none"))
 	row(w, "TOPIC", "PARTITION", "BROKER", "OFFSET", "LOG-END", "LAG", "OWNER", "HOST")
 	for _, r := range d.Partitions {
 		row(w, r.Topic, r.Partition, r.Broker, or(r.Offset, "none"), or(r.LogEnd, "-"), or(r.Lag, "-"), ownerText(r), or(r.Host, "-"))

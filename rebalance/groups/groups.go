@@ -63,7 +63,7 @@ func List(ctx context.Context, st registry.Store, root registry.Root) ([]Summary
 // Description is a group in full.
 type Description struct {
 	Group      string   `json:"group"`
-	Strategy   string   `json:"strategy"` // that the members agree on
+	Strategy   *string  `json:"strategy"` // that the members agree on; nil without members
 	Members    []Member `json:"members"`
 	Partitions []Row    `json:"partitions"`
 }
@@ -160,7 +160,10 @@ func (d *describer) readMembers(root registry.Root, revision int64, keys, topics
 	}
 	s, bad := rebalance.ReadSnapshot(root, d.paths, "", revision, ids, topics)
 	d.bad = append(d.bad, bad...)
-	d.out.Strategy = rebalance.Agree(s.Members)
+	if len(s.Members) > 0 {
+		strategy := rebalance.Agree(s.Members)
+		d.out.Strategy = &strategy
+	}
 	for _, m := range s.Members {
 		info := Member{ID: m.ID, Host: hostOf(m.ID), Subscription: m.Subscription, Strategy: m.Strategies,
 			Lease: registry.LeaseText(leases[m.ID])}

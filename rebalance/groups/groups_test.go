@@ -56,8 +56,8 @@ func TestCase07(t *testing.T) {
 			t.Errorf("partition %d: %s\nwant %s", r.Partition, got, want[i])
 		}
 	}
-	if d.Strategy != "range-numeric" || len(d.Members) != 2 {
-		t.Errorf("strategy %s, members %v", d.Strategy, d.Members)
+	if show(d.Strategy) != "range-numeric" || len(d.Members) != 2 {
+		t.Errorf("strategy %s, members %v", show(d.Strategy), d.Members)
 	}
 }
 

@@ -84,17 +84,36 @@ const oldestVersion = "3.5.13"
 // ErrVersion refuses an etcd that is too old.
 var ErrVersion = errors.New("etcd is too old")
 
+// checkVersion asks all endpoints at once, since one that is down keeps silent for
+// as long as it is given; the first that answers will do.
 func checkVersion(ctx context.Context, c *clientv3.Client, endpoints []string) error {
-	var last error
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type answer struct {
+		endpoint, version string
+		err               error
+	}
+	answers := make(chan answer, len(endpoints))
 	for _, e := range endpoints {
-		status, err := c.Status(ctx, e)
-		if err != nil {
-			last = err
+		go func() {
+			status, err := c.Status(ctx, e)
+			if err != nil {
+				answers <- answer{e, "", err}
+				return
+			}
+			answers <- answer{e, status.Version, nil}
+		}()
+	}
+	var last error
+	for range endpoints {
+		a := <-answers
+		if a.err != nil {
+			last = a.err
 			continue
 		}
-		if semver.Compare("v"+status.Version, "v"+oldestVersion) < 0 {
-			return fmt.Errorf("%w: %s at %s; need %s or later, in which watch progress and lease renewal can be relied on",
-				ErrVersion, status.Version, e, oldestVersion)
+		if semver.Compare("v"+a.version, "v"+oldestVersion) < 0 {
+			return fmt.Errorf("%w: %s at %s; need %s or later, in which watch progress and leases can be relied on",
+				ErrVersion, a.version, a.endpoint, oldestVersion)
 		}
 		return nil
 	}

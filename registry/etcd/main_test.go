@@ -1,0 +1,91 @@
+package etcd
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/muster-io/muster/registry"
+	"github.com/muster-io/muster/registry/storetest"
+)
+
+// shared is one server for all tests of the package that do not stop it.
+var shared struct {
+	once   sync.Once
+	server *Server
+	store  *testStore
+	err    error
+}
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "muster-etcd-")
+	if err != nil {
+		panic(err)
+	}
+	sharedDir = dir
+	code := m.Run()
+	if shared.store != nil {
+		shared.store.Close()
+	}
+	if shared.server != nil {
+		shared.server.Close()
+	}
+	os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+var sharedDir string
+
+// testStore is the Store with what storetest wants besides.
+type testStore struct{ *Store }
+
+func (s *testStore) Compact(revision int64) {
+	if _, err := s.client.Compact(context.Background(), revision); err != nil {
+		panic(err)
+	}
+}
+
+func open(t *testing.T) *testStore {
+	t.Helper()
+	shared.once.Do(func() {
+		shared.server, shared.err = StartServer(t.Context(), freePorts(t, sharedDir))
+		if shared.err != nil {
+			return
+		}
+		var st *Store
+		st, shared.err = Open(t.Context(), Options{Endpoints: []string{shared.server.Endpoint}})
+		shared.store = &testStore{st}
+	})
+	if shared.err != nil {
+		t.Fatal(shared.err)
+	}
+	return shared.store
+}
+
+func freePorts(t *testing.T, dir string) ServerOptions {
+	t.Helper()
+	var urls []string
+	for range 2 {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		urls = append(urls, fmt.Sprintf("http://%s", l.Addr()))
+	}
+	return ServerOptions{Name: "test", Dir: dir, ListenClient: urls[0], ListenPeer: urls[1]}
+}
+
+func within(t *testing.T, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func TestContract(t *testing.T) {
+	storetest.Run(t, func(t *testing.T) registry.Store { return open(t) })
+}

@@ -1,0 +1,342 @@
+package storetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/muster-io/muster/registry"
+)
+
+func claimCases() []Case {
+	return []Case{
+		{"register", registerCase},
+		{"claim/twice, and by another", claimTwice},
+		{"claim/race", claimRace},
+		{"claim/stale", claimStale},
+		{"claim/150 partitions", claimMany},
+		{"claim/lease ends", claimLeaseEnds},
+		{"claim/refused", claimRefused},
+		{"release", releaseCase},
+	}
+}
+
+// a member of a group in a test.
+type member struct {
+	t     *testing.T
+	st    registry.Store
+	s     *registry.Session
+	group registry.GroupPaths
+	reg   registry.Registration
+	name  string
+}
+
+func groupOf(prefix string) registry.GroupPaths {
+	return registry.Root(strings.TrimSuffix(prefix, "/")).Group("g")
+}
+
+func join(t *testing.T, st registry.Store, prefix, name string) *member {
+	t.Helper()
+	s, err := registry.OpenSession(within(t), st, registry.SessionOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := s.Close(ctx); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	})
+	m := &member{t: t, st: st, s: s, group: groupOf(prefix), name: name}
+	m.reg, err = registry.Register(within(t), st, s, m.group.ID(name), []byte(name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func partition(n int) registry.Partition {
+	return registry.Partition{Topic: "t", Home: 1, Number: int32(n)}
+}
+
+func (m *member) owner(n int) string { return m.group.Owner(partition(n)) }
+
+// guard is of a snapshot taken now.
+func (m *member) guard() registry.Guard {
+	m.t.Helper()
+	_, rev, err := registry.List(within(m.t), m.st, m.group.IDs(), 0)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return registry.Guard{Registration: m.reg, IDs: m.group.IDs(), Snapshot: rev}
+}
+
+func (m *member) claims(partitions ...int) (claims []registry.OwnerClaim) {
+	for _, n := range partitions {
+		claims = append(claims, registry.OwnerClaim{Key: m.owner(n), Value: []byte(m.name + "-0")})
+	}
+	return claims
+}
+
+func (m *member) claim(partitions ...int) []registry.ClaimResult {
+	m.t.Helper()
+	results, _, err := registry.Claim(within(m.t), m.st, m.s.Lease(), m.guard(), m.claims(partitions...))
+	if err != nil || len(results) != len(partitions) {
+		m.t.Fatalf("%d results, error %v", len(results), err)
+	}
+	return results
+}
+
+func registerCase(t *testing.T, st registry.Store, prefix string) {
+	a := join(t, st, prefix, "a")
+	kv := get(t, st, a.reg.Key)
+	if kv.CreateRevision != a.reg.Revision || kv.ModRevision != a.reg.Revision || kv.Lease != a.s.Lease() {
+		t.Fatalf("registered as %+v, the key is %+v", a.reg, kv)
+	}
+	// Again, as after a lost reply: nothing changes.
+	again, err := registry.Register(within(t), st, a.s, a.reg.Key, []byte("a"))
+	if err != nil || again != a.reg || get(t, st, a.reg.Key).ModRevision != a.reg.Revision {
+		t.Fatalf("registered again as %+v, error %v; was %+v", again, err, a.reg)
+	}
+	// Another session, with the very same value: held, by whom and for how long.
+	b := join(t, st, prefix, "b")
+	_, err = registry.Register(within(t), st, b.s, a.reg.Key, []byte("a"))
+	var held *registry.HeldError
+	if !errors.As(err, &held) || held.KV.Lease != a.s.Lease() || string(held.KV.Value) != "a" || held.Left <= 0 || held.Left > a.s.TTL() {
+		t.Fatalf("error %v (%+v), want that a holds it", err, held)
+	}
+	if text := err.Error(); !strings.Contains(text, a.reg.Key) || !strings.Contains(text, registry.LeaseText(a.s.Lease())) || !strings.Contains(text, "s left") {
+		t.Errorf("error text: %s", text)
+	}
+	// A key without a lease is nobody's, so not ours either.
+	put(t, st, prefix+"permanent", "x")
+	if _, err = registry.Register(within(t), st, b.s, prefix+"permanent", []byte("b")); !errors.As(err, &held) || held.KV.Lease != 0 {
+		t.Fatalf("error %v", err)
+	}
+	// After the session no registration is made under its lease.
+	if err := a.s.Close(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err = registry.Register(within(t), st, a.s, a.reg.Key, []byte("a")); !errors.Is(err, registry.ErrSessionClosed) {
+		t.Fatalf("registered in a closed session: error %v", err)
+	}
+}
+
+// case 01: claiming twice is not an error, and another's claim is a conflict.
+func claimTwice(t *testing.T, st registry.Store, prefix string) {
+	a, b := join(t, st, prefix, "a"), join(t, st, prefix, "b")
+	first := a.claim(0)[0]
+	before := get(t, st, a.owner(0))
+	if first.Holder != nil || first.Token != before.CreateRevision || string(before.Value) != "a-0" || before.Lease != a.s.Lease() {
+		t.Fatalf("claimed %+v, the key is %+v", first, before)
+	}
+	again := a.claim(0)[0]
+	if again.Holder != nil || again.Token != first.Token {
+		t.Fatalf("second claim %+v, first %+v", again, first)
+	}
+	results := b.claim(0, 1)
+	if h := results[0].Holder; h == nil || string(h.KV.Value) != "a-0" || h.KV.Lease != a.s.Lease() || results[0].Token != first.Token || !strings.Contains(h.Error(), "a-0") {
+		t.Fatalf("b's claim of a's partition: %+v", results[0])
+	}
+	if results[1].Holder != nil {
+		t.Fatalf("a holder of one partition blocks another: %+v", results[1])
+	}
+	if after := get(t, st, a.owner(0)); fmt.Sprint(*after) != fmt.Sprint(*before) {
+		t.Fatalf("the key was touched: %+v, was %+v", after, before)
+	}
+}
+
+// case 01: what a watcher sees while two claimers start and stop 50 times.
+func claimRace(t *testing.T, st registry.Store, prefix string) {
+	const rounds, partitions = 50, 4
+	members := []*member{join(t, st, prefix, "a"), join(t, st, prefix, "b")}
+	lease := map[string]registry.LeaseID{"a-0": members[0].s.Lease(), "b-0": members[1].s.Lease()}
+	start := members[0].guard().Snapshot
+	w := watch(t, st, members[0].group.Owners(), start+1)
+	var racing sync.WaitGroup
+	won := make([]int, len(members))
+	for i, m := range members {
+		racing.Go(func() {
+			guard := registry.Guard{Registration: m.reg, IDs: m.group.IDs(), Snapshot: start}
+			for range rounds {
+				results, _, err := registry.Claim(t.Context(), st, m.s.Lease(), guard, m.claims(0, 1, 2, 3))
+				if err != nil {
+					t.Errorf("claim: %v", err)
+					return
+				}
+				var releases []registry.OwnerRelease
+				for n, r := range results {
+					if r.Holder == nil {
+						releases = append(releases, registry.OwnerRelease{Key: m.owner(n), Token: r.Token})
+					} else if string(r.Holder.KV.Value) == m.name+"-0" {
+						t.Errorf("%s is told that itself holds partition %d", m.name, n)
+					}
+				}
+				won[i] += len(releases)
+				if _, err := registry.Release(t.Context(), st, m.s.Lease(), releases); err != nil {
+					t.Errorf("release: %v", err)
+					return
+				}
+			}
+		})
+	}
+	racing.Wait()
+	if t.Failed() {
+		return
+	}
+	holder := map[string]string{}
+	for _, e := range w.events(2 * (won[0] + won[1])) {
+		owner := holder[e.Key]
+		switch {
+		case e.Deleted && owner == "":
+			t.Fatalf("revision %d deletes %s, which nobody holds", e.ModRevision, e.Key)
+		case e.Deleted:
+			delete(holder, e.Key)
+		case owner != "":
+			t.Fatalf("revision %d gives %s to %s while %s holds it", e.ModRevision, e.Key, e.Value, owner)
+		case len(e.Value) == 0 || lease[string(e.Value)] == 0 || e.Lease != lease[string(e.Value)]:
+			t.Fatalf("revision %d puts %s = %q under lease %d", e.ModRevision, e.Key, e.Value, e.Lease)
+		default:
+			holder[e.Key] = string(e.Value)
+		}
+	}
+	t.Logf("a won %d, b %d", won[0], won[1])
+}
+
+func claimStale(t *testing.T, st registry.Store, prefix string) {
+	a := join(t, st, prefix, "a")
+	old := a.guard()
+	join(t, st, prefix, "b")
+	results, _, err := registry.Claim(within(t), st, a.s.Lease(), old, a.claims(0))
+	wantErr(t, err, registry.ErrStale)
+	if len(results) != 0 || get(t, st, a.owner(0)) != nil {
+		t.Fatalf("a stale claim gave %+v", results)
+	}
+	a.claim(0) // computed anew, it is good
+	// My registration is not the one I made: its lease ended, and I am back.
+	fresh := a.guard()
+	do(t, st, registry.Delete(a.reg.Key))
+	_, _, err = registry.Claim(within(t), st, a.s.Lease(), fresh, a.claims(1))
+	wantErr(t, err, registry.ErrStale)
+	if _, err := registry.Register(within(t), st, a.s, a.reg.Key, []byte("a")); err != nil {
+		t.Fatal(err)
+	}
+	fresh.Snapshot = a.guard().Snapshot // so it is the registration that is refused
+	_, _, err = registry.Claim(within(t), st, a.s.Lease(), fresh, a.claims(1))
+	wantErr(t, err, registry.ErrStale)
+	if get(t, st, a.owner(1)) != nil {
+		t.Fatal("a claim under a replaced registration took effect")
+	}
+}
+
+// case 62 (d): more claims than a transaction holds.
+func claimMany(t *testing.T, st registry.Store, prefix string) {
+	a, b := join(t, st, prefix, "a"), join(t, st, prefix, "b")
+	held := b.claim(149)[0]
+	all := make([]int, 150)
+	for i := range all {
+		all[i] = i
+	}
+	results := a.claim(all...)
+	if results[149].Holder == nil || results[149].Token != held.Token {
+		t.Fatalf("b's partition: %+v", results[149])
+	}
+	kvs, _, err := registry.List(within(t), st, a.group.Owners(), 0)
+	if err != nil || len(kvs) != 150 {
+		t.Fatalf("%d owner keys, error %v", len(kvs), err)
+	}
+	token := map[string]int64{}
+	for _, kv := range kvs {
+		token[kv.Key] = kv.CreateRevision
+		if kv.Lease == 0 {
+			t.Errorf("%s has no lease", kv.Key)
+		}
+	}
+	var releases []registry.OwnerRelease
+	for n, r := range results {
+		if r.Token != token[a.owner(n)] {
+			t.Errorf("partition %d: token %d, the key has %d", n, r.Token, token[a.owner(n)])
+		}
+		releases = append(releases, registry.OwnerRelease{Key: a.owner(n)}) // b's too: it is not a's to release
+	}
+	if _, err := registry.Release(within(t), st, a.s.Lease(), releases); err != nil {
+		t.Fatal(err)
+	}
+	if kvs, _, err = registry.List(within(t), st, a.group.Owners(), 0); err != nil || len(kvs) != 1 || kvs[0].CreateRevision != held.Token {
+		t.Fatalf("left after the release: %v, error %v", kvs, err)
+	}
+}
+
+// case 63: no key without a lease, whenever the lease ends.
+func claimLeaseEnds(t *testing.T, st registry.Store, prefix string) {
+	a, b := join(t, st, prefix, "a"), join(t, st, prefix, "b")
+	guard := a.guard()
+	if err := st.Revoke(within(t), a.s.Lease()); err != nil {
+		t.Fatal(err)
+	}
+	// With the lease its registration has gone, and the guard is the first to say no.
+	_, _, err := registry.Claim(within(t), st, a.s.Lease(), guard, a.claims(0))
+	wantErr(t, err, registry.ErrStale)
+	// A guard that does hold: the store itself refuses a put under no lease.
+	_, _, err = registry.Claim(within(t), st, a.s.Lease(), b.guard(), a.claims(0))
+	wantErr(t, err, registry.ErrLeaseNotFound)
+	if _, err := registry.Register(within(t), st, a.s, a.reg.Key, []byte("a")); !errors.Is(err, registry.ErrLeaseNotFound) && !errors.Is(err, registry.ErrLeaseGone) {
+		t.Fatalf("registered under a lease that is gone: error %v", err)
+	}
+	if get(t, st, a.owner(0)) != nil || get(t, st, a.reg.Key) != nil {
+		t.Fatal("a key stands without lease")
+	}
+	if r := b.claim(0)[0]; r.Holder != nil {
+		t.Fatalf("the partition is not free: %+v", r)
+	}
+}
+
+func claimRefused(t *testing.T, st registry.Store, prefix string) {
+	a := join(t, st, prefix, "a")
+	if _, _, err := registry.Claim(within(t), st, 0, a.guard(), a.claims(0)); err == nil {
+		t.Error("an owner key without lease was claimed")
+	}
+	claims := a.claims(0, 1)
+	claims[1].Value = nil
+	if _, _, err := registry.Claim(within(t), st, a.s.Lease(), a.guard(), claims); err == nil {
+		t.Error("an owner key that names nobody was claimed")
+	}
+	put(t, st, a.owner(2), "somebody, for ever")
+	if _, err := registry.Release(within(t), st, 0, []registry.OwnerRelease{{Key: a.owner(2)}}); err == nil {
+		t.Error("a release with neither token nor lease was accepted")
+	}
+	if get(t, st, a.owner(0)) != nil || get(t, st, a.owner(2)) == nil {
+		t.Error("a refused call took effect")
+	}
+}
+
+// case 03: whoever comes back late takes nothing from others.
+func releaseCase(t *testing.T, st registry.Store, prefix string) {
+	a, b := join(t, st, prefix, "a"), join(t, st, prefix, "b")
+	old := a.claim(0, 1, 2)
+	release := func(m *member, releases ...registry.OwnerRelease) {
+		t.Helper()
+		if _, err := registry.Release(within(t), st, m.s.Lease(), releases); err != nil {
+			t.Fatal(err)
+		}
+	}
+	release(a, registry.OwnerRelease{Key: a.owner(0), Token: old[0].Token})
+	if get(t, st, a.owner(0)) != nil {
+		t.Fatal("the key is still there")
+	}
+	theirs := b.claim(0)[0]
+	release(a, registry.OwnerRelease{Key: a.owner(0), Token: old[0].Token}) // late
+	release(a, registry.OwnerRelease{Key: a.owner(0)})                      // and with nothing but the lease
+	if kv := get(t, st, b.owner(0)); kv == nil || kv.CreateRevision != theirs.Token {
+		t.Fatalf("b's key: %+v", kv)
+	}
+	// After a claim whose reply was lost there is no token, but the lease tells.
+	release(a, registry.OwnerRelease{Key: a.owner(1)}, registry.OwnerRelease{Key: a.owner(7)})
+	if get(t, st, a.owner(1)) != nil || get(t, st, a.owner(2)) == nil {
+		t.Fatal("release by lease took the wrong keys")
+	}
+}
