@@ -37,7 +37,12 @@ type Store interface {
 	// must not stop reading before ctx ends.
 	Watch(ctx context.Context, prefix string, from int64) <-chan WatchResponse
 
-	// RequestProgress asks every watch of the Store to say how far it has come,
+	// WatchKey is Watch for one key. It is on a stream of its own and takes no part
+	// in progress: a member follows many keys, and each new watch would hold up the
+	// progress of all.
+	WatchKey(ctx context.Context, key string, from int64) <-chan WatchResponse
+
+	// RequestProgress asks every Watch of the Store to say how far it has come,
 	// with a response that has Progress set. It may be ignored while a watch lags.
 	RequestProgress(ctx context.Context) error
 

@@ -43,11 +43,8 @@ func (d *driver) watch(a rebalance.Watch) {
 // followOwner reports changes until the watch ends, and returns the revision up
 // to which they were reported.
 func (d *driver) followOwner(ctx context.Context, p registry.Partition, key string, after int64) int64 {
-	for r := range d.store.Watch(ctx, key, after+1) {
+	for r := range d.store.WatchKey(ctx, key, after+1) {
 		for _, e := range r.Events {
-			if e.Key != key {
-				continue // partition 1-30 under the prefix 1-3
-			}
 			seen := rebalance.OwnerSeen{Partition: p, Revision: e.ModRevision, Exists: !e.Deleted}
 			if seen.Exists {
 				seen.Token = e.CreateRevision

@@ -298,7 +298,7 @@ func (g *gap) Watch(ctx context.Context, prefix string, from int64) <-chan regis
 }
 
 // All watches of a View come to one revision within milliseconds after a write under
-// one of its prefixes, also with many other watches on the stream: those that wait
+// one of its prefixes, also with many watches of single keys beside it: those that wait
 // for something that does not come, and a new one made just before each write.
 func TestProgressBringsAViewToOneRevision(t *testing.T) {
 	shared := open(t)
@@ -315,7 +315,7 @@ func TestProgressBringsAViewToOneRevision(t *testing.T) {
 	defer readers.Wait()
 	defer cancel()
 	follow := func(i int) {
-		ch := st.Watch(ctx, fmt.Sprintf("%sowners/%d", p, i), v.Snapshot().Revision+1)
+		ch := st.WatchKey(ctx, fmt.Sprintf("%sowners/%d", p, i), v.Snapshot().Revision+1)
 		readers.Go(func() {
 			for range ch {
 			}
@@ -342,7 +342,8 @@ func TestProgressBringsAViewToOneRevision(t *testing.T) {
 	many := measure("203 watches", func(int) {})
 	fresh := measure("203 watches and a new one each time", func(i int) { follow(1000 + i) })
 	for name, d := range map[string]time.Duration{"alone": alone, "many": many, "fresh": fresh} {
-		if d > time.Second { // generous: the machine is shared
+		// etcd's own loop of 100 ms is what must not show; below it, the machine is shared.
+		if d > 80*time.Millisecond {
 			t.Errorf("%s: %s", name, d)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/metadata"
 
 	"github.com/muster-io/muster/registry"
 )
@@ -156,7 +157,7 @@ func (s *Store) Range(ctx context.Context, r registry.RangeRequest) (registry.Ra
 	return registry.RangeResult{Revision: res.Header.Revision, KVs: convertKVs(res.Kvs), More: res.More}, nil
 }
 
-// watchContext is the same for all watches and progress requests, since the
+// watchContext is the same for all of Watch and RequestProgress, since the
 // client shares a stream among those whose metadata are equal. A watch on a
 // member that lost its leader ends, in place of hanging in the past.
 func watchContext(ctx context.Context) context.Context { return clientv3.WithRequireLeader(ctx) }
@@ -167,12 +168,23 @@ func watchContext(ctx context.Context) context.Context { return clientv3.WithReq
 // request of a stream as long as one of its watches begins in the future, and
 // "after what I have read" is the future until somebody writes.
 func (s *Store) Watch(ctx context.Context, prefix string, from int64) <-chan registry.WatchResponse {
+	return s.watch(ctx, watchContext(ctx), prefix, from, clientv3.WithPrefix(), clientv3.WithProgressNotify())
+}
+
+// WatchKey implements registry.Store. Other metadata mean another stream: etcd
+// brings a new watch up to date within 100 ms, and until then answers no progress
+// request of its stream.
+func (s *Store) WatchKey(ctx context.Context, key string, from int64) <-chan registry.WatchResponse {
+	return s.watch(ctx, metadata.AppendToOutgoingContext(watchContext(ctx), "muster-watch", "keys"), key, from)
+}
+
+func (s *Store) watch(ctx, stream context.Context, key string, from int64, opts ...clientv3.OpOption) <-chan registry.WatchResponse {
 	out := make(chan registry.WatchResponse)
+	opts = append(opts, clientv3.WithRev(max(from-1, 1)), clientv3.WithPrevKV())
 	go func() {
 		defer close(out)
 		// Without a connection this blocks until there is one.
-		in := s.client.Watch(watchContext(ctx), prefix, clientv3.WithPrefix(), clientv3.WithRev(max(from-1, 1)),
-			clientv3.WithPrevKV(), clientv3.WithProgressNotify())
+		in := s.client.Watch(stream, key, opts...)
 		for res := range in {
 			r := watchResponse(res, from)
 			if r.Err == nil && !r.Progress && len(r.Events) == 0 {

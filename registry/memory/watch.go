@@ -11,9 +11,10 @@ import (
 // watcher is one watch: what the store offers is queued without bound, as an
 // etcd client does, and a goroutine carries the queue to the reader.
 type watcher struct {
-	prefix string
-	reach  int64 // up to which everything has been queued; guarded by the store's lock
-	ended  bool  // likewise
+	key   string
+	alone bool  // one key, not all that begin with it
+	reach int64 // up to which everything has been queued; guarded by the store's lock
+	ended bool  // likewise
 
 	mu    sync.Mutex
 	queue []registry.WatchResponse
@@ -22,8 +23,17 @@ type watcher struct {
 
 // Watch implements registry.Store.
 func (s *Store) Watch(ctx context.Context, prefix string, from int64) <-chan registry.WatchResponse {
+	return s.watch(ctx, prefix, false, from)
+}
+
+// WatchKey implements registry.Store.
+func (s *Store) WatchKey(ctx context.Context, key string, from int64) <-chan registry.WatchResponse {
+	return s.watch(ctx, key, true, from)
+}
+
+func (s *Store) watch(ctx context.Context, key string, alone bool, from int64) <-chan registry.WatchResponse {
 	from = max(from, 1)
-	w := &watcher{prefix: prefix, reach: from - 1, ready: make(chan struct{}, 1)}
+	w := &watcher{key: key, alone: alone, reach: from - 1, ready: make(chan struct{}, 1)}
 	s.mu.Lock()
 	if !s.held {
 		s.feed(w)
@@ -64,7 +74,9 @@ func (s *Store) RequestProgress(ctx context.Context) error {
 			return nil
 		}
 		for w := range s.watchers {
-			w.push(registry.WatchResponse{Revision: s.revision, Progress: true})
+			if !w.alone {
+				w.push(registry.WatchResponse{Revision: s.revision, Progress: true})
+			}
 		}
 		return nil
 	})
@@ -99,7 +111,7 @@ func (w *watcher) offer(revision int64, events []registry.Event) {
 	w.reach = revision
 	var mine []registry.Event
 	for _, e := range events {
-		if strings.HasPrefix(e.Key, w.prefix) {
+		if e.Key == w.key || !w.alone && strings.HasPrefix(e.Key, w.key) {
 			mine = append(mine, e)
 		}
 	}

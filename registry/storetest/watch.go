@@ -1,6 +1,7 @@
 package storetest
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -12,6 +13,7 @@ func watchCases() []Case {
 	return []Case{
 		{"watch/from a revision", watchFrom},
 		{"watch/one revision is one response", watchWhole},
+		{"watch/one key", watchKey},
 		{"watch/compacted", watchCompacted},
 		{"watch/ends with its context", watchEnds},
 		{"watch/progress never overtakes events", watchProgress},
@@ -158,5 +160,24 @@ func watchQuiet(t *testing.T, st registry.Store, prefix string) {
 	put(t, st, prefix+"k", "2")
 	if e := w.events(1)[0]; string(e.Value) != "2" {
 		t.Errorf("first event is %q", e.Value)
+	}
+}
+
+// A watch of one key does not see keys that begin with it.
+func watchKey(t *testing.T, st registry.Store, prefix string) {
+	key := prefix + "1-3"
+	from := put(t, st, key, "0")
+	put(t, st, key+"0", "another")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	w := &watching{t: t, st: st, ch: st.WatchKey(ctx, key, from), ends: cancel}
+	do(t, st, registry.Delete(key+"0"))
+	do(t, st, registry.Delete(key))
+	var got []string
+	for _, e := range w.events(2) {
+		got = append(got, fmt.Sprintf("%s %v", strings.TrimPrefix(e.Key, prefix), e.Deleted))
+	}
+	if want := "1-3 false, 1-3 true"; strings.Join(got, ", ") != want {
+		t.Errorf("events: %s; want: %s", strings.Join(got, ", "), want)
 	}
 }
