@@ -1,0 +1,3 @@
+module github.com/muster-io/muster/bench
+
+go 1.26
