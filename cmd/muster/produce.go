@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"sync/atomic"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/urfave/cli/v2"
@@ -46,7 +47,7 @@ func produce(c *cli.Context) error {
 			return err
 		}
 		k, err := kgo.NewClient(kgo.SeedBrokers(seeds...), kgo.DefaultProduceTopic(c.String("topic")),
-			kgo.AllowAutoTopicCreation(), kgo.ClientID("muster-produce"))
+			kgo.AllowAutoTopicCreation(), kgo.ClientID("muster-produce"), kgo.MetadataMinAge(metadataMinAge))
 		if err != nil {
 			return err
 		}
@@ -54,6 +55,10 @@ func produce(c *cli.Context) error {
 		return produceLines(ctx, k, c.App.Reader, []byte(c.String("key-separator")))
 	})
 }
+
+// metadataMinAge: a topic just created is looked for this often. The client's own
+// 5 s is how long it would wait where the first answer named no leader yet.
+const metadataMinAge = 250 * time.Millisecond
 
 // produceLines returns when every line is acknowledged, or at the first that is not.
 func produceLines(ctx context.Context, k *kgo.Client, in io.Reader, separator []byte) error {
