@@ -42,6 +42,10 @@ const (
 	keepRevisions = "500000"
 	tickMS        = 100
 	electionMS    = 1000
+	// A server that is alone elects itself, and nothing but this time is between its
+	// start and that: up to electionMS more, as etcd draws it at random.
+	aloneTickMS     = 50
+	aloneElectionMS = 250
 	// snapshotEvery entries the raft log is cut; fewer entries than etcd's own
 	// default, since all of them are kept in memory until then.
 	snapshotEvery   = 5000
@@ -55,11 +59,13 @@ func StartServer(ctx context.Context, o ServerOptions) (*Server, error) {
 		return nil, err
 	}
 	core := newLogCore(o.Logger)
+	core.mute() // what goes wrong now is returned, and to be said once
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(core))
 	e, err := embed.StartEtcd(cfg)
 	if err != nil {
 		return nil, explainStart(o, err)
 	}
+	core.unmute()
 	s := &Server{etcd: e, log: core, Endpoint: cfg.AdvertiseClientUrls[0].String()}
 	select {
 	case <-e.Server.ReadyNotify():
@@ -102,6 +108,9 @@ func serverConfig(o ServerOptions) (*embed.Config, error) {
 		cfg.InitialCluster = o.Name + "=" + cfg.AdvertisePeerUrls[0].String()
 	}
 	cfg.TickMs, cfg.ElectionMs = tickMS, electionMS
+	if !strings.Contains(cfg.InitialCluster, ",") {
+		cfg.TickMs, cfg.ElectionMs = aloneTickMS, aloneElectionMS
+	}
 	cfg.PreVote = true
 	cfg.SnapshotCount, cfg.SnapshotCatchUpEntries = snapshotEvery, snapshotCatchUp
 	cfg.AutoCompactionMode, cfg.AutoCompactionRetention = embed.CompactorModeRevision, keepRevisions
@@ -147,8 +156,15 @@ func reachable(u url.URL) url.URL {
 func explainStart(o ServerOptions, err error) error {
 	text := err.Error()
 	if strings.Contains(text, "address already in use") {
-		return fmt.Errorf("embedded etcd: %s or %s is in use: stop what listens there, or set --etcd-listen-client and --etcd-listen-peer, or use that etcd with --etcd-external",
-			o.ListenClient, o.ListenPeer)
+		where, flags := o.ListenClient+" or "+o.ListenPeer, "--etcd-listen-client or --etcd-listen-peer"
+		for flag, listen := range map[string]string{"--etcd-listen-client": o.ListenClient, "--etcd-listen-peer": o.ListenPeer} {
+			// The text names an address, such as 127.0.0.1:2380, and goes on with a colon.
+			if u, err := url.Parse(listen); err == nil && strings.Contains(text, " "+u.Host+":") {
+				where, flags = listen, flag
+			}
+		}
+		return fmt.Errorf("embedded etcd: %s is in use: stop what listens there, or choose another %s, or use that etcd with --etcd-external",
+			where, flags)
 	}
 	return fmt.Errorf("start embedded etcd in %s: %w", o.Dir, err)
 }
@@ -171,8 +187,11 @@ func newLogCore(log *slog.Logger) *slogCore {
 // listeners an error.
 func (c *slogCore) mute() { c.muted.Store(true) }
 
+func (c *slogCore) unmute() { c.muted.Store(false) }
+
+// Enabled: what ends the process is said also when muted.
 func (c *slogCore) Enabled(l zapcore.Level) bool {
-	return l >= zapcore.ErrorLevel && !c.muted.Load()
+	return l > zapcore.ErrorLevel || l == zapcore.ErrorLevel && !c.muted.Load()
 }
 
 func (c *slogCore) With(fields []zapcore.Field) zapcore.Core {

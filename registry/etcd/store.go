@@ -21,6 +21,7 @@ import (
 type Store struct {
 	client *clientv3.Client
 	leases pb.LeaseClient
+	clock  bootClock
 }
 
 // Client is the connection under the Store, for what the Store has no word for.
@@ -30,7 +31,7 @@ func (s *Store) Client() *clientv3.Client { return s.client }
 func (s *Store) Close() error { return s.client.Close() }
 
 // Now implements registry.Store.
-func (s *Store) Now() time.Duration { return bootTime() }
+func (s *Store) Now() time.Duration { return s.clock.now() }
 
 // Txn implements registry.Store.
 func (s *Store) Txn(ctx context.Context, t registry.Txn) (registry.TxnResult, error) {
@@ -168,39 +169,75 @@ func watchContext(ctx context.Context) context.Context { return clientv3.WithReq
 // request of a stream as long as one of its watches begins in the future, and
 // "after what I have read" is the future until somebody writes.
 func (s *Store) Watch(ctx context.Context, prefix string, from int64) <-chan registry.WatchResponse {
-	return s.watch(ctx, watchContext(ctx), prefix, from, clientv3.WithPrefix(), clientv3.WithProgressNotify())
-}
-
-// WatchKey implements registry.Store. Other metadata mean another stream: etcd
-// brings a new watch up to date within 100 ms, and until then answers no progress
-// request of its stream.
-func (s *Store) WatchKey(ctx context.Context, key string, from int64) <-chan registry.WatchResponse {
-	return s.watch(ctx, metadata.AppendToOutgoingContext(watchContext(ctx), "muster-watch", "keys"), key, from)
-}
-
-func (s *Store) watch(ctx, stream context.Context, key string, from int64, opts ...clientv3.OpOption) <-chan registry.WatchResponse {
 	out := make(chan registry.WatchResponse)
-	opts = append(opts, clientv3.WithRev(max(from-1, 1)), clientv3.WithPrevKV())
 	go func() {
 		defer close(out)
 		// Without a connection this blocks until there is one.
-		in := s.client.Watch(stream, key, opts...)
+		in := s.client.Watch(watchContext(ctx), prefix, clientv3.WithPrefix(), clientv3.WithRev(max(from-1, 1)),
+			clientv3.WithPrevKV(), clientv3.WithProgressNotify())
 		for res := range in {
-			r := watchResponse(res, from)
-			if r.Err == nil && !r.Progress && len(r.Events) == 0 {
-				continue
-			}
-			select {
-			case out <- r:
-			case <-ctx.Done():
-				return
-			}
-			if r.Err != nil {
+			if !pass(ctx, out, watchResponse(res, from)) {
 				return
 			}
 		}
 	}()
 	return out
+}
+
+// WatchKey implements registry.Store. Other metadata mean another stream: see
+// Watch. It begins with the present and asks for the past: etcd brings a watch that
+// begins in the past up to date only every 100 ms, and the holder of a partition
+// that is waited for gives it up sooner than that.
+func (s *Store) WatchKey(ctx context.Context, key string, from int64) <-chan registry.WatchResponse {
+	out := make(chan registry.WatchResponse)
+	go func() {
+		defer close(out)
+		stream := metadata.AppendToOutgoingContext(watchContext(ctx), "muster-watch", "keys")
+		for res := range s.client.Watch(stream, key, clientv3.WithCreatedNotify(), clientv3.WithPrevKV()) {
+			r := watchResponse(res, from)
+			if res.Created && r.Err == nil && r.Revision >= from {
+				r = s.present(ctx, key, from)
+				from = r.Revision + 1 // what the read has seen comes once more
+			}
+			if !pass(ctx, out, r) {
+				return
+			}
+		}
+	}()
+	return out
+}
+
+// presentLimit bounds the read that begins a WatchKey; past it the watch ends, and
+// whoever holds it begins another.
+const presentLimit = 5 * time.Second
+
+// present is what happened to a key since a revision, as far as the key shows it.
+func (s *Store) present(ctx context.Context, key string, from int64) registry.WatchResponse {
+	ctx, cancel := context.WithTimeout(ctx, presentLimit)
+	defer cancel()
+	kv, revision, err := registry.GetKey(ctx, s, key)
+	r := registry.WatchResponse{Revision: revision, Err: err}
+	switch {
+	case err != nil:
+	case kv == nil:
+		r.Events = []registry.Event{{KV: registry.KV{Key: key, ModRevision: revision}, Deleted: true}}
+	case kv.ModRevision >= from:
+		r.Events = []registry.Event{{KV: *kv}}
+	}
+	return r
+}
+
+// pass hands on a response that says anything; false if it was the last.
+func pass(ctx context.Context, out chan<- registry.WatchResponse, r registry.WatchResponse) bool {
+	if r.Err == nil && !r.Progress && len(r.Events) == 0 {
+		return true
+	}
+	select {
+	case out <- r:
+		return r.Err == nil
+	case <-ctx.Done():
+		return false
+	}
 }
 
 func watchResponse(res clientv3.WatchResponse, from int64) registry.WatchResponse {
