@@ -58,7 +58,7 @@ type Config struct {
 	// in hand; past it they lose their partitions. Zero means 30 s.
 	LeaveTimeout time.Duration
 	// MaxBufferedBytes bounds the records that wait for a handler, by partition.
-	// Zero means 8 MiB. Records that a broker sent together come together, so that
+	// Zero means 1 MiB. Records that a broker sent together come together, so that
 	// one fetch more may be there.
 	MaxBufferedBytes int
 
@@ -119,7 +119,7 @@ type Handler func(ctx context.Context, r *Record) error
 const (
 	DefaultCommitInterval = time.Second
 	DefaultLeaveTimeout   = 30 * time.Second
-	DefaultBufferedBytes  = 8 << 20
+	DefaultBufferedBytes  = 1 << 20
 )
 
 // Consumer is a member of a group. Use New, then Run once.

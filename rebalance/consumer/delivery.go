@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
@@ -100,28 +101,52 @@ func (d *driver) deliverAll(o *delivery) {
 	}
 }
 
+// A worker keeps its lane for so many records and, if the handler is slow, for so
+// long: passing it on for each would cost more than the hand-over itself.
+const (
+	laneRecords = 64
+	laneTime    = 5 * time.Millisecond
+)
+
 // deliverBatch hands over records; false when the worker is to end.
 func (d *driver) deliverBatch(o *delivery, records []*kgo.Record) bool {
-	for _, r := range records {
-		if r.Offset < o.next.Load() {
-			continue // from before a restart of the fetch
-		}
-		if !d.deliverOne(o, r) {
+	for len(records) > 0 {
+		n, ok := d.deliverRun(o, records)
+		if !ok {
 			return false
 		}
+		records = records[n:]
 	}
 	return true
 }
 
-func (d *driver) deliverOne(o *delivery, r *kgo.Record) bool {
+// deliverRun hands over the first records while it holds the lane. It returns how
+// many it is done with.
+func (d *driver) deliverRun(o *delivery, records []*kgo.Record) (n int, ok bool) {
 	select {
 	case o.lane <- struct{}{}:
 		defer func() { <-o.lane }()
 	case <-o.revoked:
-		return false
+		return 0, false
 	case <-o.ctx.Done():
-		return false
+		return 0, false
 	}
+	began := time.Now()
+	for _, r := range records[:min(len(records), laneRecords)] {
+		// A record before next is from before a restart of the fetch.
+		if r.Offset >= o.next.Load() {
+			if !d.deliverOne(o, r) {
+				return n, false
+			}
+		}
+		if n++; time.Since(began) >= laneTime {
+			break
+		}
+	}
+	return n, true
+}
+
+func (d *driver) deliverOne(o *delivery, r *kgo.Record) bool {
 	rec := Record{Partition: o.partition, Offset: r.Offset, Timestamp: r.Timestamp, Key: r.Key, Value: r.Value, owner: o}
 	for _, h := range r.Headers {
 		rec.Headers = append(rec.Headers, Header{Key: h.Key, Value: h.Value})

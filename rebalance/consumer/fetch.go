@@ -36,8 +36,12 @@ const (
 	minRetryBackoff = 50 * time.Millisecond
 	// A topic just created is looked for this often.
 	metadataMinAge = 250 * time.Millisecond
-	// A broker without new records answers after this time.
-	fetchMaxWait = 500 * time.Millisecond
+	// One answer of a broker is at most this large, so that a few small buffers
+	// are not followed by a fetch of 50 MiB.
+	fetchMaxBytes = 8 << 20
+	// A broker without new records answers after this time. A partition that is
+	// resumed waits for the fetch under way, so this cannot be long.
+	fetchMaxWait = 100 * time.Millisecond
 	// pollMost bounds one poll, so that one busy partition cannot hold up the rest.
 	pollMost = 10_000
 	// recordOverhead is what a record costs in memory besides its key and value.
@@ -69,6 +73,7 @@ func (f *fetcher) seed(addresses []string) {
 		kgo.ConsumePartitions(partitions),
 		kgo.ConsumeResetOffset(kgo.NoResetOffset()),
 		kgo.FetchMaxWait(fetchMaxWait),
+		kgo.FetchMaxBytes(fetchMaxBytes),
 		kgo.MetadataMinAge(metadataMinAge),
 		kgo.RetryBackoffFn(func(tries int) time.Duration {
 			return min(minRetryBackoff<<min(tries, 10), maxRetryBackoff)
