@@ -91,10 +91,10 @@ func Start(ctx context.Context, cfg Config) (_ *Daemon, err error) {
 	if err = d.members.join(limited, d.dir.formerLease()); err != nil {
 		return nil, err
 	}
-	d.undo = append(d.undo, d.members.leave)
 	if err = d.loadTopics(limited); err != nil {
-		return nil, err
+		return nil, errors.Join(err, d.members.leave())
 	}
+	d.undo = append(d.undo, d.members.leave) // last in, first out: its keys go before its logs close
 	d.work.Go(func() { d.members.run(d.ctx) })
 	d.serve()
 	return d, nil

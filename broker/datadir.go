@@ -25,6 +25,9 @@ type dataDir struct {
 	path string
 	lock *os.File
 	id   identity
+	// fresh until the first daemon has come up here. A start that is refused must not
+	// make the directory its own: the next one may be told to take another broker id.
+	fresh bool
 }
 
 // identity is the content of muster.json.
@@ -74,6 +77,7 @@ func (d *dataDir) file() string { return filepath.Join(d.path, "muster.json") }
 func (d *dataDir) load(brokerID int32) error {
 	data, err := os.ReadFile(d.file())
 	if errors.Is(err, os.ErrNotExist) {
+		d.fresh = true
 		return d.save()
 	}
 	if err != nil {
@@ -164,5 +168,14 @@ func (d *dataDir) partition(topic string, number int32) string {
 	return filepath.Join(d.path, "logs", topic+"-"+strconv.Itoa(int(number)))
 }
 
+// keep makes the directory this broker's for good.
+func (d *dataDir) keep() { d.fresh = false }
+
 // close lets the lock go.
-func (d *dataDir) close() error { return d.lock.Close() }
+func (d *dataDir) close() error {
+	var err error
+	if d.fresh {
+		err = os.Remove(d.file())
+	}
+	return errors.Join(err, d.lock.Close())
+}

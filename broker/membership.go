@@ -64,6 +64,7 @@ func (m *membership) join(ctx context.Context, former registry.LeaseID) error {
 	if err := m.register(ctx, s, key); err != nil {
 		return errors.Join(err, m.closeSession(s))
 	}
+	m.d.dir.keep()
 	m.mu.Lock()
 	m.session = s
 	clear(m.written)
@@ -136,7 +137,8 @@ func (m *membership) rejoin(ctx context.Context, s *registry.Session) bool {
 		limited, cancel := context.WithTimeout(ctx, registryCallLimit)
 		err := s.Close(limited)
 		if err == nil {
-			err = m.join(limited, s.Lease())
+			// Not s.Lease(): an attempt whose reply was lost may have registered.
+			err = m.join(limited, m.d.dir.formerLease())
 		}
 		cancel()
 		if err == nil {

@@ -2,6 +2,7 @@ package broker
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"sync"
@@ -36,6 +37,9 @@ func (p *producers) next(ctx context.Context) (int64, error) {
 }
 
 func (p *producers) take(ctx context.Context) error {
+	if !p.d.members.alive() {
+		return errNoSession
+	}
 	key := p.d.cfg.Root.ProducerIDs()
 	kv, _, err := registry.GetKey(ctx, p.d.store, key)
 	for err == nil {
@@ -65,3 +69,6 @@ func (p *producers) take(ctx context.Context) error {
 	}
 	return err
 }
+
+// errNoSession refuses a write to the registry by a daemon that may be dead to it.
+var errNoSession = errors.New("the daemon has lost its session with the registry")

@@ -149,9 +149,10 @@ func (t *topics) openMissing(next *api.Snapshot) map[string]int32 {
 				counts[name]++
 			}
 			t.mu.RLock()
-			_, there := t.open[topicNumber{name, info.Number}]
+			l, there := t.open[topicNumber{name, info.Number}]
 			t.mu.RUnlock()
-			if info.Leader == t.d.cfg.ID && !there {
+			// One that could not be opened is tried again: its trouble may be over.
+			if info.Leader == t.d.cfg.ID && (!there || l.err != nil) {
 				jobs = append(jobs, job{topic, info})
 			}
 		}
@@ -230,7 +231,7 @@ func (t *topics) Partition(topic string, number int32) (partition.Partition, err
 // CreateTopic implements api.Cluster.
 func (t *topics) CreateTopic(ctx context.Context, name string) error {
 	if !t.d.members.alive() {
-		return fmt.Errorf("%w: the daemon has lost its session with the registry", kerr.RequestTimedOut)
+		return fmt.Errorf("%w: %w", kerr.RequestTimedOut, errNoSession)
 	}
 	var brokers []int32
 	for _, b := range t.Snapshot().Brokers {

@@ -22,8 +22,8 @@ type Snapshot struct {
 	Revision int64
 	Topology Topology
 	Members  []MemberInfo
-	// Registered is the create-revision of this member's registration in the
-	// snapshot, 0 if it is not there.
+	// Registered is the revision at which this member's registration was last
+	// written, 0 if it is not there.
 	Registered int64
 }
 

@@ -1,6 +1,8 @@
 package rebalance
 
 import (
+	"fmt"
+
 	"github.com/muster-io/muster/registry"
 )
 
@@ -19,7 +21,12 @@ func ReadSnapshot(root registry.Root, group registry.GroupPaths, self string, re
 			continue
 		}
 		if id == self {
-			s.Registered = kv.CreateRevision
+			s.Registered = kv.ModRevision
+		}
+		if kv.Lease == 0 {
+			// Its process could be long gone, and nothing would ever take it away.
+			errs = append(errs, fmt.Errorf("registration %s has no lease: it counts for nobody; delete it", kv.Key))
+			continue
 		}
 		rec, err := registry.ParseConsumer(kv)
 		if err != nil {

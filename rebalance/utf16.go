@@ -1,30 +1,28 @@
 package rebalance
 
 import (
+	"cmp"
+	"slices"
 	"strings"
-	"unicode/utf8"
+	"unicode/utf16"
 )
 
 // compareUTF16 orders strings by their UTF-16 code units, as the JVM does, whose
 // consumers may sit in the same group. It differs from the order of the bytes
-// only where one string has a character beyond U+FFFF and the other one from
-// U+E000 on.
+// only where characters beyond U+FFFF meet such from U+E000 on.
 func compareUTF16(a, b string) int {
-	i := 0
-	for i < len(a) && i < len(b) && a[i] == b[i] {
-		i++
+	if ascii(a) && ascii(b) {
+		return strings.Compare(a, b)
 	}
-	// Back to the start of the character that differs.
-	for i > 0 && i < len(a) && !utf8.RuneStart(a[i]) {
-		i--
-	}
-	ra, _ := utf8.DecodeRuneInString(a[i:])
-	rb, _ := utf8.DecodeRuneInString(b[i:])
-	if ra >= 0xE000 && rb >= 0xE000 && (ra > 0xFFFF) != (rb > 0xFFFF) && ra != utf8.RuneError && rb != utf8.RuneError {
-		if ra > 0xFFFF {
-			return -1
+	// Bytes that are no text all become U+FFFD; then the bytes decide.
+	return cmp.Or(slices.Compare(utf16.Encode([]rune(a)), utf16.Encode([]rune(b))), strings.Compare(a, b))
+}
+
+func ascii(s string) bool {
+	for i := range len(s) {
+		if s[i] >= 0x80 {
+			return false
 		}
-		return 1
 	}
-	return strings.Compare(a, b)
+	return true
 }

@@ -106,13 +106,15 @@ func Release(ctx context.Context, st Store, lease LeaseID, releases []OwnerRelea
 	for len(releases) > 0 {
 		part := releases[:min(len(releases), MaxNested)]
 		releases = releases[len(part):]
+		if part, revision, err = findTokens(ctx, st, lease, part); err != nil {
+			return revision, err
+		}
+		if len(part) == 0 {
+			continue
+		}
 		var t Txn
 		for _, r := range part {
-			cond := HeldBy(r.Key, lease)
-			if r.Token != 0 {
-				cond = CreatedAt(r.Key, r.Token)
-			}
-			t.Then = append(t.Then, Nested(Txn{If: []Cond{cond}, Then: []Op{Delete(r.Key)}}))
+			t.Then = append(t.Then, Nested(Txn{If: []Cond{CreatedAt(r.Key, r.Token)}, Then: []Op{Delete(r.Key)}}))
 		}
 		res, err := st.Txn(ctx, t)
 		if err != nil {
@@ -121,4 +123,38 @@ func Release(ctx context.Context, st Store, lease LeaseID, releases []OwnerRelea
 		revision = res.Revision
 	}
 	return revision, nil
+}
+
+// findTokens fills in the tokens of keys that are to be released whatever their
+// token is, and leaves out those that are not under the lease. To delete by lease
+// alone would not do: if such a deletion came late, after its reply was given up,
+// it would hit a key that the same process has claimed since.
+func findTokens(ctx context.Context, st Store, lease LeaseID, releases []OwnerRelease) ([]OwnerRelease, int64, error) {
+	var t Txn
+	for _, r := range releases {
+		if r.Token == 0 {
+			t.Then = append(t.Then, Get(r.Key))
+		}
+	}
+	if len(t.Then) == 0 {
+		return releases, 0, nil
+	}
+	res, err := st.Txn(ctx, t)
+	if err != nil {
+		return nil, 0, fmt.Errorf("look for %d partitions to release: %w", len(t.Then), err)
+	}
+	found := make([]OwnerRelease, 0, len(releases))
+	items := res.Items
+	for _, r := range releases {
+		if r.Token == 0 {
+			kvs := items[0].KVs
+			items = items[1:]
+			if len(kvs) == 0 || kvs[0].Lease != lease {
+				continue
+			}
+			r.Token = kvs[0].CreateRevision
+		}
+		found = append(found, r)
+	}
+	return found, res.Revision, nil
 }

@@ -47,7 +47,7 @@ func Register(ctx context.Context, st Store, s *Session, key string, value []byt
 	}
 	kv, mine := createdOrFound(key, s.Lease(), &res)
 	if mine {
-		return Registration{Key: key, Revision: kv.CreateRevision}, nil
+		return Registration{Key: key, Revision: kv.ModRevision}, nil
 	}
 	held := &HeldError{KV: kv}
 	if kv.Lease != 0 {

@@ -67,7 +67,8 @@ func newApp(stdin io.Reader, stdout, stderr io.Writer) *cli.App {
 		HideVersion:          true,
 		EnableBashCompletion: true,
 		ExitErrHandler:       func(*cli.Context, error) {}, // run prints and chooses the status
-		CommandNotFound:      nil,
+		// A comma is part of a value: cleanup.policy=compact,delete.
+		DisableSliceFlagSeparator: true,
 		Commands: []*cli.Command{
 			serverCommand(),
 			topicsCommand(),

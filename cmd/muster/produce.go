@@ -65,10 +65,18 @@ func produceLines(ctx context.Context, k *kgo.Client, in io.Reader, separator []
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var acknowledged atomic.Int64
-	lines := bufio.NewScanner(in)
-	lines.Buffer(nil, maxLine)
-	for ctx.Err() == nil && lines.Scan() {
-		k.Produce(ctx, makeRecord(lines.Bytes(), separator), func(_ *kgo.Record, err error) {
+	lines := readLines(ctx, in)
+	for more := true; more; {
+		var line []byte
+		select {
+		case line, more = <-lines.all:
+		case <-ctx.Done():
+			more = false
+		}
+		if !more {
+			break
+		}
+		k.Produce(ctx, makeRecord(line, separator), func(_ *kgo.Record, err error) {
 			if err != nil {
 				cancel(err)
 				return
@@ -80,14 +88,53 @@ func produceLines(ctx context.Context, k *kgo.Client, in io.Reader, separator []
 	if cause := context.Cause(ctx); cause != nil {
 		err = cause
 	}
-	if err := errors.Join(err, lines.Err()); err != nil {
+	if err := errors.Join(err, lines.failed()); err != nil {
 		return fmt.Errorf("produce: %w (%d records were acknowledged before)", err, acknowledged.Load())
 	}
 	return nil
 }
 
+// lineReader is stdin, line by line.
+type lineReader struct {
+	all  chan []byte
+	errs chan error
+}
+
+// linesAhead are read before they are asked for.
+const linesAhead = 1024
+
+// readLines reads in a goroutine, since a read from a terminal or a pipe cannot be
+// interrupted: it ends with its input, or with the next line after ctx, or with
+// the process.
+func readLines(ctx context.Context, in io.Reader) *lineReader {
+	r := &lineReader{all: make(chan []byte, linesAhead), errs: make(chan error, 1)}
+	scanner := bufio.NewScanner(in)
+	scanner.Buffer(nil, maxLine)
+	go func() {
+		defer close(r.all)
+		for scanner.Scan() {
+			select {
+			case r.all <- bytes.Clone(scanner.Bytes()):
+			case <-ctx.Done():
+				return
+			}
+		}
+		r.errs <- scanner.Err()
+	}()
+	return r
+}
+
+// failed is why the input ended too early, if it did.
+func (r *lineReader) failed() error {
+	select {
+	case err := <-r.errs:
+		return err
+	default:
+		return nil
+	}
+}
+
 func makeRecord(line, separator []byte) *kgo.Record {
-	line = bytes.Clone(line)
 	if len(separator) > 0 {
 		if key, value, ok := bytes.Cut(line, separator); ok {
 			return &kgo.Record{Key: key, Value: value}

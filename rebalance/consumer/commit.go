@@ -42,6 +42,7 @@ func (c *committer) run() {
 			return
 		case <-tick.C:
 			c.commit(c.d.table.all())
+			waiting = c.settle(waiting) // the tick may come faster than the retry
 		case ask := <-c.asks:
 			waiting = c.settle(c.gather(append(waiting, ask)))
 		case <-retry:
@@ -66,6 +67,9 @@ func (c *committer) gather(list []lastCommit) []lastCommit {
 // settle commits for deliveries that have ended, and answers those that are
 // through; it returns the rest.
 func (c *committer) settle(list []lastCommit) (rest []lastCommit) {
+	if len(list) == 0 {
+		return nil
+	}
 	deliveries := make([]*delivery, len(list))
 	for i, w := range list {
 		deliveries[i] = w.o

@@ -67,7 +67,8 @@ type Config struct {
 	Listener Listener
 }
 
-// Listener is told what happens to a consumer. Nil functions are left out.
+// Listener is told what happens to a consumer. Nil functions are left out. They
+// are called from several goroutines, also at the same time.
 type Listener struct {
 	Registered func(id string, lease registry.LeaseID)
 	Rebalanced func(r rebalance.Rebalanced)
@@ -106,13 +107,14 @@ func (r *Record) Owned() bool { return r.owner.alive() }
 func (r *Record) Token() int64 { return r.owner.token }
 
 // ErrNotOwned is what a Handler returns for a record that it left alone because
-// Owned had become false.
+// Owned had become false. Any other error will do: once the partition is lost, the
+// answer to its records does not count.
 var ErrNotOwned = errors.New("partition is not owned any more")
 
 // Handler is given one record at a time of each stream. The record counts as
 // consumed when it returns nil: its offset is committed only then. ctx ends when
 // ownership is lost, not when it is given up in order: then the consumer waits for
-// the handler to finish. Any error but ErrNotOwned stops the consumer.
+// the handler to finish. An error for a record that is still owned stops the consumer.
 type Handler func(ctx context.Context, r *Record) error
 
 // Defaults and limits of Config.
@@ -167,6 +169,10 @@ func New(cfg Config, h Handler) (*Consumer, error) {
 	if _, err := registry.EscapeName(cfg.ID); err != nil {
 		return nil, fmt.Errorf("consumer.id: %w", err)
 	}
+	if cfg.CommitInterval < 0 || cfg.LeaveTimeout < 0 || cfg.MaxBufferedBytes < 0 {
+		return nil, fmt.Errorf("commit interval %s, leave timeout %s, %d buffered bytes: want none below 0",
+			cfg.CommitInterval, cfg.LeaveTimeout, cfg.MaxBufferedBytes)
+	}
 	setDefault(&cfg.SessionTimeout, registry.DefaultTTL)
 	setDefault(&cfg.CommitInterval, DefaultCommitInterval)
 	setDefault(&cfg.LeaveTimeout, DefaultLeaveTimeout)
@@ -203,6 +209,9 @@ func (c *Consumer) ID() string { return c.cfg.ID }
 // the records in hand, commits, gives up its partitions, leaves, and returns nil.
 // It returns an error if the handler did, after leaving in the same order, or if
 // the leave could not be carried out, in which case the lease ends it.
+//
+// A handler that does not return holds up Run, though not the group: after
+// LeaveTimeout its partitions are free for others.
 func (c *Consumer) Run(ctx context.Context) error {
 	d := newDriver(c)
 	defer d.close()

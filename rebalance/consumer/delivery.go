@@ -2,7 +2,6 @@ package consumer
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -25,11 +24,11 @@ type delivery struct {
 
 	ctx     context.Context // ends when ownership is lost
 	lose    context.CancelFunc
-	revoked chan struct{}         // closed when it is to be given up in order
-	begin   chan offsets.Position // where to start, once known
-	done    chan struct{}         // closed when the worker has ended
-	former  <-chan struct{}       // done of the partition's last worker in this process
-	lane    chan struct{}         // held while a record is with the handler
+	revoked chan struct{}   // closed when it is to be given up in order
+	begin   chan startAt    // where to start, once known
+	done    chan struct{}   // closed when the worker has ended
+	former  <-chan struct{} // closed when no earlier worker of the partition in this process is left
+	lane    chan struct{}   // held while a record is with the handler
 	queue   *queue
 
 	// next is the offset after the last record that the handler finished; None
@@ -42,7 +41,7 @@ type delivery struct {
 
 func newDelivery(s *registry.Session, a rebalance.Deliver, lane chan struct{}, former <-chan struct{}) *delivery {
 	o := &delivery{partition: a.Partition, stream: a.Stream, token: a.Token, session: s,
-		revoked: make(chan struct{}), begin: make(chan offsets.Position, 1), done: make(chan struct{}),
+		revoked: make(chan struct{}), begin: make(chan startAt, 1), done: make(chan struct{}),
 		former: former, lane: lane, queue: newQueue(), committed: offsets.Position{Offset: offsets.None}}
 	o.ctx, o.lose = s.Context(context.Background())
 	o.next.Store(offsets.None)
@@ -58,23 +57,32 @@ func (o *delivery) revoke() { o.revokes.Do(func() { close(o.revoked) }) }
 // the partition is revoked or lost.
 func (d *driver) deliverAll(o *delivery) {
 	defer close(o.done)
-	if o.former != nil {
-		<-o.former // its handler may still have a record, of a lost ownership, in hand
-	}
-	var from offsets.Position
+	// An earlier worker's handler may still have a record, of a lost ownership, in
+	// hand. It must not keep the partition from the group meanwhile.
 	select {
-	case from = <-o.begin:
+	case <-o.former:
 	case <-o.revoked:
 		return
 	case <-o.ctx.Done():
 		return
 	}
-	o.committed = from // before next is set: the committer looks at next first
-	o.next.Store(from.Offset)
-	d.fetch.add(o, from.Offset)
-	d.log.Info("partition assigned", "topic", o.partition.Topic, "partition", o.partition.Name(), "stream", o.stream, "offset", from.Offset, "token", o.token)
+	var at startAt
+	select {
+	case at = <-o.begin:
+	case <-o.revoked:
+		return
+	case <-o.ctx.Done():
+		return
+	}
+	if !o.alive() {
+		return
+	}
+	o.committed = at.committed // before next is set: the committer looks at next first
+	o.next.Store(at.from)
+	d.fetch.add(o, at.from)
+	d.log.Info("partition assigned", "topic", o.partition.Topic, "partition", o.partition.Name(), "stream", o.stream, "offset", at.from, "token", o.token)
 	if f := d.c.cfg.Listener.Assigned; f != nil {
-		f(o.partition, o.stream, from.Offset)
+		f(o.partition, o.stream, at.from)
 	}
 	for {
 		select {
@@ -165,7 +173,9 @@ func (d *driver) deliverOne(o *delivery, r *kgo.Record) bool {
 	case err == nil:
 		o.next.Store(r.Offset + 1)
 		return true
-	case errors.Is(err, ErrNotOwned):
+	case !o.alive():
+		// Whatever the handler says of it: the record is another owner's by now.
+		d.log.Info("handler ended after its partition was lost", "topic", o.partition.Topic, "partition", o.partition.Name(), "offset", r.Offset, "error", err)
 		return false
 	default:
 		d.work.Go(func() {
@@ -225,7 +235,14 @@ func (q *queue) pop() (queued, bool) {
 	return b, true
 }
 
-// resume tells, once, that a paused fetch may go on.
+// low tells whether a paused fetch could go on.
+func (q *queue) low(limit int) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.paused && q.bytes <= limit/2
+}
+
+// resume is low, and ends the pause.
 func (q *queue) resume(limit int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()

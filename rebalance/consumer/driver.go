@@ -34,13 +34,23 @@ type driver struct {
 	commits  *committer        // likewise
 	watches  map[registry.Partition]context.CancelFunc
 	lanes    map[lane]chan struct{}
-	workers  map[registry.Partition]<-chan struct{} // the last worker of each partition
-	reported map[string]int64                       // bad records: key -> revision complained about
+	workers  map[registry.Partition]<-chan struct{} // closed when no worker of the partition is left
+	reported map[string]bool                        // bad records that were complained about
 	timer    *time.Timer
 
-	leaving  bool
-	finished bool
-	err      error
+	waits map[registry.Partition]*wait
+
+	registered bool // under the present session
+	leaving    bool
+	finished   bool
+	err        error
+}
+
+// wait is a partition that this consumer is due and somebody else holds.
+type wait struct {
+	since  time.Duration
+	holder *registry.HeldError
+	warned time.Duration
 }
 
 // lane is one stream of one topic: at most one record of it is with the handler.
@@ -53,7 +63,7 @@ func newDriver(c *Consumer) *driver {
 	d := &driver{c: c, log: c.cfg.Logger, store: c.cfg.Store, offsets: offsets.NewRegistry(c.cfg.Store, c.group),
 		member: rebalance.NewMember(c.cfg.ID), posts: make(chan func()), table: newTable(),
 		watches: map[registry.Partition]context.CancelFunc{}, lanes: map[lane]chan struct{}{},
-		workers: map[registry.Partition]<-chan struct{}{}, reported: map[string]int64{}}
+		workers: map[registry.Partition]<-chan struct{}{}, reported: map[string]bool{}, waits: map[registry.Partition]*wait{}}
 	d.ctx, d.cancel = context.WithCancel(context.Background())
 	d.fetch = newFetcher(d)
 	d.commits = newCommitter(d)
@@ -108,6 +118,8 @@ func (d *driver) run(ctx context.Context) error {
 	d.join(nil)
 	stop := ctx.Done()
 	var patience <-chan time.Time
+	overdue := time.NewTicker(d.c.cfg.SessionTimeout)
+	defer overdue.Stop()
 	for !d.finished {
 		var lost <-chan struct{}
 		if d.session != nil {
@@ -124,6 +136,8 @@ func (d *driver) run(ctx context.Context) error {
 			d.sessionLost()
 		case <-d.timer.C:
 			d.step(rebalance.Tick{})
+		case <-overdue.C:
+			d.warnOfWaits()
 		case <-stop:
 			stop = nil
 			d.leave(nil)
@@ -146,11 +160,14 @@ func (d *driver) takeSnapshot() {
 	d.step(snapshot)
 }
 
+// maxReported bounds what is remembered of bad records.
+const maxReported = 1000
+
 // complain logs bad records once each.
 func (d *driver) complain(bad []error) {
 	for _, err := range bad {
-		if text := err.Error(); d.reported[text] == 0 {
-			d.reported[text] = 1
+		if text := err.Error(); !d.reported[text] && len(d.reported) < maxReported {
+			d.reported[text] = true
 			d.log.Warn("record skipped", "error", err)
 		}
 	}
@@ -193,6 +210,7 @@ func (d *driver) act(a rebalance.Action) *delivery {
 	case rebalance.Watch:
 		d.watch(a)
 	case rebalance.Unwatch:
+		delete(d.waits, a.Partition)
 		d.watches[a.Partition]()
 		delete(d.watches, a.Partition)
 	case rebalance.Reregister:
@@ -219,11 +237,26 @@ func (d *driver) deliver(a rebalance.Deliver) *delivery {
 	if d.lanes[l] == nil {
 		d.lanes[l] = make(chan struct{}, 1)
 	}
-	o := newDelivery(d.session, a, d.lanes[l], d.workers[a.Partition])
-	d.workers[a.Partition] = o.done
+	former := d.workers[a.Partition]
+	if former == nil {
+		former = closedChannel()
+	}
+	o := newDelivery(d.session, a, d.lanes[l], former)
+	left := make(chan struct{})
+	d.workers[a.Partition] = left
 	d.table.put(o)
-	d.work.Go(func() { d.deliverAll(o) })
+	d.work.Go(func() {
+		defer close(left)
+		d.deliverAll(o)
+		<-former // it may outlast this one
+	})
 	return o
+}
+
+func closedChannel() <-chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
 }
 
 func (d *driver) lose(a rebalance.Lose) {
@@ -261,25 +294,58 @@ func (d *driver) claim(s *registry.Session, a rebalance.Claim) {
 			o.Stream = -1
 		}
 		answer.Outcomes = append(answer.Outcomes, o)
-		if r.Holder != nil {
-			d.reportWaiting(a.Wants[i].Partition, string(r.Holder.KV.Value))
-		}
 	}
 	if answer.Unknown && d.ctx.Err() == nil {
 		d.log.Warn("claim failed, trying again", "error", err)
 		d.doubt(s, err)
 	}
 	d.post(func() {
-		if d.session == s {
-			d.step(answer)
+		if d.session != s {
+			return
 		}
+		for i, r := range results {
+			d.noteWait(a.Wants[i].Partition, r.Holder)
+		}
+		if answer.Stale {
+			d.log.Debug("claim was stale", "rev", a.Snapshot)
+		}
+		d.step(answer)
 	})
 }
 
-func (d *driver) reportWaiting(p registry.Partition, holder string) {
-	d.log.Debug("waiting for the owner to release", "topic", p.Topic, "partition", p.Name(), "owner", holder)
+// noteWait remembers since when a partition is waited for; holder is nil if it is
+// waited for no more.
+func (d *driver) noteWait(p registry.Partition, holder *registry.HeldError) {
+	w := d.waits[p]
+	switch {
+	case holder == nil:
+		delete(d.waits, p)
+		return
+	case w == nil:
+		w = &wait{since: d.store.Now()}
+		d.waits[p] = w
+	}
+	w.holder = holder
+	d.log.Debug("waiting for the owner to release", "topic", p.Topic, "partition", p.Name(), "owner", string(holder.KV.Value))
 	if f := d.c.cfg.Listener.Waiting; f != nil {
-		f(p, holder)
+		f(p, string(holder.KV.Value))
+	}
+}
+
+// warnPause is how often a wait is complained of that goes on.
+const warnPause = time.Minute
+
+// warnOfWaits says what has been waited for longer than a dead owner's lease
+// would have lasted. The waiting goes on: there is no giving up.
+func (d *driver) warnOfWaits() {
+	now := d.store.Now()
+	for p, w := range d.waits {
+		if now-w.since < d.c.cfg.SessionTimeout || w.warned != 0 && now-w.warned < warnPause {
+			continue
+		}
+		w.warned = now
+		d.log.Warn("partition is due and not released", "topic", p.Topic, "partition", p.Name(),
+			"since", (now - w.since).Round(time.Second), "holder", w.holder)
 	}
 }
 
@@ -346,11 +412,17 @@ func (d *driver) leave(err error) {
 	}
 	d.leaving = true
 	d.log.Info("leaving the group")
-	if d.session == nil {
+	switch {
+	case d.session == nil:
 		d.finished = true // nothing is owned without a session
-		return
+	case !d.registered:
+		// Nothing is owned without a registration either, which may never come: the
+		// id may be another's.
+		d.session.Abandon(registry.ErrSessionClosed)
+		d.sessionLost()
+	default:
+		d.step(rebalance.Leaving{})
 	}
-	d.step(rebalance.Leaving{})
 }
 
 // giveUp ends a stop that has taken too long: the partitions are lost, not

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -12,22 +13,34 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
-// fetcher reads from the brokers what the deliveries of the table need. It is
-// one franz-go client without a group, which is made once a broker is known. It
-// is safe for concurrent use.
+// fetcher reads from the brokers what the deliveries need. It is one franz-go
+// client without a group, made once a broker is known, and one goroutine that
+// owns it: what is to be read is said by add and remove, and brought into effect
+// between two polls. So whatever was polled for an earlier ownership has been
+// dealt with before a later one begins.
 type fetcher struct {
 	d     *driver
 	ready chan struct{} // closed when client is set
+	wake  chan struct{} // holds a token when the loop should look at what is wanted
 
 	mu     sync.Mutex
 	client *kgo.Client
 	seeds  []string
-	added  map[topicNumber]*delivery
-	from   map[topicNumber]int64 // what to begin with once there is a client
+	want   map[topicNumber]source
+	adds   uint64
+	resume []*delivery
+}
+
+// source is what is to be read of a partition, for whom and from where. It is
+// made anew by each add, so that two are equal only if they are the same.
+type source struct {
+	o      *delivery
+	offset int64
+	number uint64 // of the add
 }
 
 func newFetcher(d *driver) *fetcher {
-	return &fetcher{d: d, ready: make(chan struct{}), added: map[topicNumber]*delivery{}, from: map[topicNumber]int64{}}
+	return &fetcher{d: d, ready: make(chan struct{}), wake: make(chan struct{}, 1), want: map[topicNumber]source{}}
 }
 
 const (
@@ -63,14 +76,9 @@ func (f *fetcher) seed(addresses []string) {
 		}
 		return
 	}
-	partitions := map[string]map[int32]kgo.Offset{}
-	for tn, offset := range f.from {
-		partitions = with(partitions, tn, offset)
-	}
 	client, err := kgo.NewClient(
 		kgo.SeedBrokers(addresses...),
 		kgo.ClientID(f.d.c.cfg.Group),
-		kgo.ConsumePartitions(partitions),
 		kgo.ConsumeResetOffset(kgo.NoResetOffset()),
 		kgo.FetchMaxWait(fetchMaxWait),
 		kgo.FetchMaxBytes(fetchMaxBytes),
@@ -89,59 +97,49 @@ func (f *fetcher) seed(addresses []string) {
 	close(f.ready)
 }
 
-func with(m map[string]map[int32]kgo.Offset, tn topicNumber, offset int64) map[string]map[int32]kgo.Offset {
-	if m[tn.topic] == nil {
-		m[tn.topic] = map[int32]kgo.Offset{}
-	}
-	m[tn.topic][tn.number] = kgo.NewOffset().At(offset)
-	return m
-}
+// number of the topic's partition, as brokers count.
+func (o *delivery) number() topicNumber { return topicNumber{o.partition.Topic, o.partition.Number} }
 
-// add begins to fetch for a delivery.
+// add begins to read for a delivery, or begins anew at another offset. It does
+// nothing for one that was lost or given up meanwhile: what was removed from the
+// table must not come back, since nobody would end it.
 func (f *fetcher) add(o *delivery, offset int64) {
-	tn := topicNumber{o.partition.Topic, o.partition.Number}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.added[tn], f.from[tn] = o, offset
-	if f.client != nil {
-		f.client.AddConsumePartitions(with(map[string]map[int32]kgo.Offset{}, tn, offset))
-	}
-}
-
-// remove ends it, unless a later delivery of the partition has been added.
-func (f *fetcher) remove(o *delivery) {
-	tn := topicNumber{o.partition.Topic, o.partition.Number}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.added[tn] != o {
+	if f.d.table.get(o.partition) != o {
 		return
 	}
-	delete(f.added, tn)
-	delete(f.from, tn)
-	if f.client != nil {
-		partitions := map[string][]int32{tn.topic: {tn.number}}
-		f.client.RemoveConsumePartitions(partitions)
-		f.client.ResumeFetchPartitions(partitions)
+	f.adds++
+	f.want[o.number()] = source{o: o, offset: offset, number: f.adds}
+	notify(f.wake)
+}
+
+// remove ends it, unless a later delivery of the partition has been added. The
+// delivery must have left the table.
+func (f *fetcher) remove(o *delivery) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.want[o.number()].o == o {
+		delete(f.want, o.number())
+		notify(f.wake)
 	}
 }
 
 // drained lets a paused partition go on once enough was handed over.
 func (f *fetcher) drained(o *delivery) {
-	if !o.queue.resume(f.d.c.cfg.MaxBufferedBytes) {
+	if !o.queue.low(f.d.c.cfg.MaxBufferedBytes) {
 		return
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.added[topicNumber{o.partition.Topic, o.partition.Number}] == o && f.client != nil {
-		f.client.ResumeFetchPartitions(map[string][]int32{o.partition.Topic: {o.partition.Number}})
-	}
+	f.resume = append(f.resume, o)
+	notify(f.wake)
 }
 
-func (f *fetcher) pause(o *delivery) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.added[topicNumber{o.partition.Topic, o.partition.Number}] == o {
-		f.client.PauseFetchPartitions(map[string][]int32{o.partition.Topic: {o.partition.Number}})
+func notify(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
 	}
 }
 
@@ -155,6 +153,14 @@ func (f *fetcher) brokers(ctx context.Context) (*kgo.Client, error) {
 	}
 }
 
+// reading is the state of the loop: what the client is reading now.
+type reading struct {
+	f      *fetcher
+	client *kgo.Client
+	active map[topicNumber]source
+	failed map[topicNumber]time.Time // when a failure was last logged
+}
+
 // run carries what is fetched to the queues of the deliveries.
 func (f *fetcher) run() {
 	ctx := f.d.ctx
@@ -162,45 +168,127 @@ func (f *fetcher) run() {
 	if err != nil {
 		return
 	}
+	r := &reading{f: f, client: client, active: map[topicNumber]source{}, failed: map[topicNumber]time.Time{}}
 	for ctx.Err() == nil {
-		fetches := client.PollRecords(ctx, pollMost)
-		fetches.EachPartition(func(p kgo.FetchTopicPartition) {
-			o := f.d.table.find(p.Topic, p.Partition)
-			if o == nil {
-				return
-			}
-			if len(p.Records) > 0 {
-				f.push(o, p.Records)
-			}
-			if p.Err != nil && ctx.Err() == nil {
-				f.failed(o, p.Err)
+		r.reconcile()
+		// A poll that is cancelled leaves what it found for the next one.
+		poll, cancel := context.WithCancel(ctx)
+		var watcher sync.WaitGroup
+		watcher.Go(func() {
+			select {
+			case <-f.wake:
+				cancel()
+			case <-poll.Done():
 			}
 		})
+		fetches := client.PollRecords(poll, pollMost)
+		cancel()
+		watcher.Wait()
+		fetches.EachPartition(func(p kgo.FetchTopicPartition) { r.dispatch(ctx, p) })
 	}
 }
 
-func (f *fetcher) push(o *delivery, records []*kgo.Record) {
-	b := queued{records: records}
-	for _, r := range records {
-		b.bytes += len(r.Key) + len(r.Value) + recordOverhead
+// reconcile brings what the client reads to what is wanted: all that ended first,
+// then all that begins, each in one call, for every call interrupts the fetches of
+// all partitions.
+func (r *reading) reconcile() {
+	r.f.mu.Lock()
+	want := maps.Clone(r.f.want)
+	resume := r.f.resume
+	r.f.resume = nil
+	r.f.mu.Unlock()
+	ended := map[string][]int32{}
+	for tn, s := range r.active {
+		if want[tn] != s {
+			ended[tn.topic] = append(ended[tn.topic], tn.number)
+			delete(r.active, tn)
+		}
 	}
-	limit := f.d.c.cfg.MaxBufferedBytes
-	if o.queue.push(b, limit) {
-		f.pause(o)
-		f.drained(o) // the worker may have emptied the queue in between
+	if len(ended) > 0 {
+		r.client.RemoveConsumePartitions(ended)
+		r.client.ResumeFetchPartitions(ended)
+	}
+	begin := map[string]map[int32]kgo.Offset{}
+	for tn, s := range want {
+		if _, there := r.active[tn]; there {
+			continue
+		}
+		if begin[tn.topic] == nil {
+			begin[tn.topic] = map[int32]kgo.Offset{}
+		}
+		begin[tn.topic][tn.number] = kgo.NewOffset().At(s.offset)
+		r.active[tn] = s
+	}
+	if len(begin) > 0 {
+		r.client.AddConsumePartitions(begin)
+	}
+	goOn := map[string][]int32{}
+	for _, o := range resume {
+		if r.active[o.number()].o == o && o.queue.resume(r.f.d.c.cfg.MaxBufferedBytes) {
+			goOn[o.partition.Topic] = append(goOn[o.partition.Topic], o.partition.Number)
+		}
+	}
+	if len(goOn) > 0 {
+		r.client.ResumeFetchPartitions(goOn)
 	}
 }
 
-// failed handles what the client does not try again by itself.
-func (f *fetcher) failed(o *delivery, err error) {
-	log := f.d.log.With("topic", o.partition.Topic, "partition", o.partition.Name())
-	if !errors.Is(err, kerr.OffsetOutOfRange) {
-		log.Warn("fetch failed", "error", err)
+// dispatch takes what one poll brought of one partition.
+func (r *reading) dispatch(ctx context.Context, p kgo.FetchTopicPartition) {
+	tn := topicNumber{p.Topic, p.Partition}
+	s, ok := r.active[tn]
+	if !ok {
 		return
 	}
-	f.remove(o)
-	f.d.work.Go(func() { f.d.restart(o) })
+	if len(p.Records) > 0 && p.Records[0].Offset < s.offset {
+		// The client begins at the end of a log that is shorter than the offset, and
+		// says nothing. To skip up to the offset would lose what is written next.
+		r.restart(tn, s)
+		return
+	}
+	if len(p.Records) > 0 {
+		r.push(s.o, p.Records)
+	}
+	switch {
+	case p.Err == nil || ctx.Err() != nil:
+	case errors.Is(p.Err, kerr.OffsetOutOfRange):
+		r.restart(tn, s)
+	case time.Since(r.failed[tn]) > failureLogPause:
+		r.failed[tn] = time.Now()
+		r.f.d.log.Warn("fetch failed", "topic", p.Topic, "partition", s.o.partition.Name(), "error", p.Err)
+	}
 }
+
+func (r *reading) push(o *delivery, records []*kgo.Record) {
+	b := queued{records: records}
+	for _, rec := range records {
+		b.bytes += len(rec.Key) + len(rec.Value) + recordOverhead
+	}
+	// The worker's word to go on is heeded by this goroutine too, between two polls,
+	// and so never before the pause that it ends.
+	if o.queue.push(b, r.f.d.c.cfg.MaxBufferedBytes) {
+		r.client.PauseFetchPartitions(map[string][]int32{o.partition.Topic: {o.partition.Number}})
+	}
+}
+
+// restart stops reading and lets the driver find where to go on.
+func (r *reading) restart(tn topicNumber, s source) {
+	r.f.mu.Lock()
+	current := r.f.want[tn] == s
+	if current {
+		delete(r.f.want, tn)
+	}
+	r.f.mu.Unlock()
+	if !current {
+		return
+	}
+	notify(r.f.wake)
+	r.f.d.work.Go(func() { r.f.d.restart(s.o) })
+}
+
+// failureLogPause keeps an error that comes back at the pace of the network from
+// flooding the log.
+const failureLogPause = 10 * time.Second
 
 func (f *fetcher) close() {
 	f.mu.Lock()

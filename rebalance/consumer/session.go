@@ -84,6 +84,7 @@ func (d *driver) register(s *registry.Session) {
 			}
 			d.post(func() {
 				if d.session == s {
+					d.registered = true
 					d.step(rebalance.Registered{Registration: reg})
 				}
 			})
@@ -106,7 +107,8 @@ func (d *driver) register(s *registry.Session) {
 // done about it.
 func (d *driver) sessionLost() {
 	former := d.session
-	d.session = nil
+	d.session, d.registered = nil, false
+	clear(d.waits)
 	d.step(rebalance.SessionLost{})
 	if d.leaving {
 		d.work.Go(func() {
@@ -124,12 +126,16 @@ func (d *driver) unregister(s *registry.Session) error {
 	ctx, cancel := context.WithTimeout(d.ctx, callLimit)
 	defer cancel()
 	key := d.c.group.ID(d.c.cfg.ID)
-	_, err := d.store.Txn(ctx, registry.Txn{
+	res, err := d.store.Txn(ctx, registry.Txn{
 		If:   []registry.Cond{registry.HeldBy(key, s.Lease())},
 		Then: []registry.Op{registry.Delete(key)},
+		Else: []registry.Op{registry.Get(key)},
 	})
-	if err != nil {
+	switch {
+	case err != nil:
 		err = fmt.Errorf("unregister: %w", err)
+	case !res.Succeeded && len(res.Items[0].KVs) > 0:
+		err = fmt.Errorf("the registration is not ours any more and stays: %w", &registry.HeldError{KV: res.Items[0].KVs[0]})
 	}
 	return errors.Join(err, s.Close(ctx))
 }

@@ -1,9 +1,11 @@
 package consumer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -45,7 +47,8 @@ func (d *driver) startOnce(list []*delivery) (again []*delivery) {
 		}
 		return waiting
 	}
-	var fresh []*delivery
+	var fresh, old []*delivery
+	var positions []offsets.Position
 	for i, o := range waiting {
 		switch f := found[i]; {
 		case f.Err != nil:
@@ -54,10 +57,48 @@ func (d *driver) startOnce(list []*delivery) (again []*delivery) {
 		case f.Offset == offsets.None:
 			fresh = append(fresh, o)
 		default:
-			o.begin <- f.Position
+			old, positions = append(old, o), append(positions, f.Position)
 		}
 	}
+	again = append(again, d.startOld(ctx, old, positions)...)
 	return append(again, d.startFresh(ctx, fresh)...)
+}
+
+// startAt is where a delivery begins, and what is committed for it.
+type startAt struct {
+	from      int64
+	committed offsets.Position
+}
+
+// startOld begins partitions at their committed offsets. Those are compared with
+// the log first: the client would quietly begin at the end of a log that is
+// shorter, or at the start of one that begins later.
+func (d *driver) startOld(ctx context.Context, list []*delivery, positions []offsets.Position) (again []*delivery) {
+	if len(list) == 0 {
+		return nil
+	}
+	first := d.listOffsets(ctx, list, slices.Repeat([]int64{timestampEarliest}, len(list)))
+	last := d.listOffsets(ctx, list, slices.Repeat([]int64{timestampLatest}, len(list)))
+	for i, o := range list {
+		if err := cmp.Or(first[i].err, last[i].err); err != nil {
+			if d.ctx.Err() == nil {
+				d.log.Warn("cannot compare the offset with the log, trying again", "topic", o.partition.Topic, "partition", o.partition.Name(), "error", err)
+			}
+			again = append(again, o)
+			continue
+		}
+		at := startAt{from: positions[i].Offset, committed: positions[i]}
+		if at.from < first[i].offset || at.from > last[i].offset {
+			at.from = last[i].offset
+			if d.c.cfg.Reset == Smallest {
+				at.from = first[i].offset
+			}
+			d.log.Warn("offset out of range, starting anew", "topic", o.partition.Topic, "partition", o.partition.Name(),
+				"was", at.committed.Offset, "log_start", first[i].offset, "log_end", last[i].offset, "reset", d.c.cfg.Reset, "offset", at.from)
+		}
+		o.begin <- at
+	}
+	return again
 }
 
 // waiting tells whether the delivery still waits for its start.
@@ -83,10 +124,12 @@ func (d *driver) startFresh(ctx context.Context, list []*delivery) (again []*del
 		return list
 	}
 	policies := make([]Reset, len(list))
+	timestamps := make([]int64, len(list))
 	for i, o := range list {
 		policies[i] = startPolicy(d.c.cfg.Reset, since, d.topicChanged(o.partition.Topic))
+		timestamps[i] = timestampOf(policies[i])
 	}
-	resolved := d.resolve(ctx, list, policies)
+	resolved := d.listOffsets(ctx, list, timestamps)
 	var commits []offsets.Commit
 	var ready []*delivery
 	for i, o := range list {
@@ -100,7 +143,9 @@ func (d *driver) startFresh(ctx context.Context, list []*delivery) (again []*del
 		ready = append(ready, o)
 		commits = append(commits, offsets.Commit{Partition: o.partition, Offset: resolved[i].offset, Token: o.token})
 	}
-	outcomes, err := d.offsets.Commit(ctx, commits)
+	limited, cancel := context.WithTimeout(d.ctx, callLimit)
+	defer cancel()
+	outcomes, err := d.offsets.Commit(limited, commits)
 	if err != nil && d.ctx.Err() == nil {
 		d.log.Warn("cannot commit the start, trying again", "error", err)
 	}
@@ -111,8 +156,8 @@ func (d *driver) startFresh(ctx context.Context, list []*delivery) (again []*del
 		case outcomes[i].Fenced:
 			d.fenced(o)
 		default:
-			d.log.Info("no offset was committed", "topic", o.partition.Topic, "partition", o.partition.Name(), "reset", resolved[i].policy, "offset", outcomes[i].Now.Offset)
-			o.begin <- outcomes[i].Now
+			d.log.Info("no offset was committed", "topic", o.partition.Topic, "partition", o.partition.Name(), "offset", outcomes[i].Now.Offset)
+			o.begin <- startAt{from: outcomes[i].Now.Offset, committed: outcomes[i].Now}
 		}
 	}
 	return again
@@ -153,16 +198,16 @@ func startPolicy(configured Reset, groupSince, topicChanged int64) Reset {
 	return configured
 }
 
-type resolution struct {
+type logOffset struct {
 	offset int64
-	policy Reset
 	err    error
 }
 
-// resolve asks the brokers where partitions begin or end.
-func (d *driver) resolve(ctx context.Context, list []*delivery, policies []Reset) []resolution {
-	out := make([]resolution, len(list))
-	fail := func(err error) []resolution {
+// listOffsets asks the brokers for an offset of each partition. Brokers answer
+// apart: one that does not must not keep the partitions of the others waiting.
+func (d *driver) listOffsets(ctx context.Context, list []*delivery, timestamps []int64) []logOffset {
+	out := make([]logOffset, len(list))
+	fail := func(err error) []logOffset {
 		for i := range out {
 			out[i].err = err
 		}
@@ -175,35 +220,38 @@ func (d *driver) resolve(ctx context.Context, list []*delivery, policies []Reset
 	index := map[topicNumber]int{}
 	byTopic := map[string]*kmsg.ListOffsetsRequestTopic{}
 	for i, o := range list {
-		out[i].policy = policies[i]
-		out[i].err = errors.New("no answer")
-		index[topicNumber{o.partition.Topic, o.partition.Number}] = i
+		index[o.number()] = i
 		t := byTopic[o.partition.Topic]
 		if t == nil {
 			t = &kmsg.ListOffsetsRequestTopic{Topic: o.partition.Topic}
 			byTopic[o.partition.Topic] = t
 		}
 		p := kmsg.NewListOffsetsRequestTopicPartition()
-		p.Partition, p.Timestamp = o.partition.Number, timestampOf(policies[i])
+		p.Partition, p.Timestamp = o.partition.Number, timestamps[i]
 		t.Partitions = append(t.Partitions, p)
 	}
 	req := kmsg.NewPtrListOffsetsRequest()
 	for _, t := range byTopic {
 		req.Topics = append(req.Topics, *t)
 	}
-	res, err := req.RequestWith(ctx, client)
-	if err != nil {
-		return fail(fmt.Errorf("list offsets: %w", err))
-	}
-	for _, t := range res.Topics {
-		for _, p := range t.Partitions {
-			if i, ok := index[topicNumber{t.Topic, p.Partition}]; ok {
-				out[i].offset, out[i].err = p.Offset, kerr.ErrorForCode(p.ErrorCode)
+	fail(errNoAnswer)
+	for _, shard := range client.RequestSharded(ctx, req) {
+		res, ok := shard.Resp.(*kmsg.ListOffsetsResponse)
+		if shard.Err != nil || !ok {
+			continue
+		}
+		for _, t := range res.Topics {
+			for _, p := range t.Partitions {
+				if i, ok := index[topicNumber{t.Topic, p.Partition}]; ok {
+					out[i] = logOffset{p.Offset, kerr.ErrorForCode(p.ErrorCode)}
+				}
 			}
 		}
 	}
 	return out
 }
+
+var errNoAnswer = errors.New("no answer from the partition's broker")
 
 // Timestamps of ListOffsets that stand for an end of the log.
 const (
@@ -223,11 +271,11 @@ func timestampOf(r Reset) int64 {
 func (d *driver) restart(o *delivery) {
 	for pause := minJoinPause; o.waiting(); pause = min(2*pause, maxJoinPause) {
 		ctx, cancel := context.WithTimeout(o.ctx, callLimit)
-		r := d.resolve(ctx, []*delivery{o}, []Reset{d.c.cfg.Reset})[0]
+		r := d.listOffsets(ctx, []*delivery{o}, []int64{timestampOf(d.c.cfg.Reset)})[0]
 		cancel()
 		if r.err == nil {
 			d.log.Warn("offset out of range, starting anew", "topic", o.partition.Topic, "partition", o.partition.Name(),
-				"was", o.next.Load(), "reset", r.policy, "offset", r.offset)
+				"was", o.next.Load(), "reset", d.c.cfg.Reset, "offset", r.offset)
 			o.queue.push(queued{reset: true, offset: r.offset}, d.c.cfg.MaxBufferedBytes)
 			d.fetch.add(o, r.offset)
 			return

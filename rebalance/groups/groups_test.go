@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/muster-io/muster/rebalance/groups"
 	"github.com/muster-io/muster/registry"
@@ -15,7 +17,14 @@ const root registry.Root = ""
 
 func put(t *testing.T, st registry.Store, key, value string) {
 	t.Helper()
-	if _, err := st.Txn(t.Context(), registry.Txn{Then: []registry.Op{registry.Put(key, []byte(value), 0)}}); err != nil {
+	var lease registry.Lease
+	if strings.Contains(key, "/ids/") {
+		var err error
+		if lease, err = st.Grant(t.Context(), time.Hour); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := st.Txn(t.Context(), registry.Txn{Then: []registry.Op{registry.Put(key, []byte(value), lease.ID)}}); err != nil {
 		t.Fatal(err)
 	}
 }
