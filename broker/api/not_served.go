@@ -4,7 +4,7 @@ package api
 // off with a line in the log, as Kafka does with keys that it does not know; stock
 // clients look at ApiVersions first and say which feature the broker lacks.
 //
-// Consumer groups (they come with the coordinator runtime, DESIGN.md section 4):
+// Consumer groups (they come with a runtime for coordinators):
 //
 //	 8 OffsetCommit, 9 OffsetFetch   offsets of groups; also version 0, to the registry
 //	10 FindCoordinator               no coordinators yet. While it is missing, clients that

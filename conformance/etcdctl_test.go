@@ -1,0 +1,178 @@
+package conformance
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// keyValue is a key as etcdctl prints it in JSON.
+type keyValue struct {
+	Key            []byte `json:"key"`
+	Value          []byte `json:"value"`
+	CreateRevision int64  `json:"create_revision"`
+	ModRevision    int64  `json:"mod_revision"`
+	Lease          int64  `json:"lease"`
+}
+
+// tree is the registry at one moment.
+type tree map[string]keyValue
+
+func (c *cluster) etcdctl(args ...string) []byte {
+	c.t.Helper()
+	return c.run(append([]string{"etcdctl", "--endpoints", c.etcd, "-w", "json"}, args...)...)
+}
+
+// readTree asks for all keys.
+func (c *cluster) readTree() tree {
+	c.t.Helper()
+	var answer struct {
+		KVs []keyValue `json:"kvs"`
+	}
+	if err := json.Unmarshal(c.etcdctl("get", "--prefix", ""), &answer); err != nil {
+		c.t.Fatalf("etcdctl get: %v", err)
+	}
+	all := tree{}
+	for _, kv := range answer.KVs {
+		all[string(kv.Key)] = kv
+	}
+	return all
+}
+
+// leases lists all leases.
+func (c *cluster) leases() map[int64]bool {
+	c.t.Helper()
+	var answer struct {
+		Leases []struct {
+			ID int64 `json:"id"`
+		} `json:"leases"`
+	}
+	if err := json.Unmarshal(c.etcdctl("lease", "list"), &answer); err != nil {
+		c.t.Fatalf("etcdctl lease list: %v", err)
+	}
+	all := map[int64]bool{}
+	for _, l := range answer.Leases {
+		all[l.ID] = true
+	}
+	return all
+}
+
+// grantedTTL is the full life of a lease: etcd may give more than was asked for.
+func (c *cluster) grantedTTL(lease int64) time.Duration {
+	c.t.Helper()
+	var answer struct {
+		Granted int64 `json:"granted-ttl"`
+	}
+	if err := json.Unmarshal(c.etcdctl("lease", "timetolive", fmt.Sprintf("%x", lease)), &answer); err != nil {
+		c.t.Fatalf("etcdctl lease timetolive: %v", err)
+	}
+	if answer.Granted <= 0 {
+		c.t.Fatalf("lease %x has no life: %+v", lease, answer)
+	}
+	return time.Duration(answer.Granted) * time.Second
+}
+
+// change is one change of a key, with the time at which etcdctl told of it.
+type change struct {
+	keyValue
+	key     string
+	deleted bool
+	at      time.Time
+}
+
+// history is the registry from its first revision on, as etcdctl watch tells it.
+// The watch goes on by itself after a restart of the daemon.
+type history struct {
+	t *testing.T
+	p *process
+
+	mu      sync.Mutex
+	changes []change
+	now     tree
+	err     error
+}
+
+func (c *cluster) watch() *history {
+	c.t.Helper()
+	r, w := io.Pipe()
+	h := &history{t: c.t, now: tree{}}
+	go h.follow(r)
+	h.p = c.start("etcdctl-watch", nil, w, "etcdctl", "--endpoints", c.etcd, "-w", "json", "watch", "--prefix", "", "--rev", "1")
+	return h
+}
+
+func (h *history) follow(r io.Reader) {
+	for d := json.NewDecoder(r); ; {
+		var answer struct {
+			CompactRevision int64
+			Canceled        bool
+			Events          []struct {
+				Type int      `json:"type"`
+				KV   keyValue `json:"kv"`
+			}
+		}
+		err := d.Decode(&answer)
+		if err == nil && (answer.Canceled || answer.CompactRevision != 0) {
+			err = fmt.Errorf("watch ended: %+v", answer)
+		}
+		h.mu.Lock()
+		if h.err = err; err != nil {
+			h.mu.Unlock()
+			return
+		}
+		at := time.Now()
+		for _, e := range answer.Events {
+			ch := change{keyValue: e.KV, key: string(e.KV.Key), deleted: e.Type == 1, at: at}
+			h.changes = append(h.changes, ch)
+			if ch.deleted {
+				delete(h.now, ch.key)
+			} else {
+				h.now[ch.key] = ch.keyValue
+			}
+		}
+		h.mu.Unlock()
+	}
+}
+
+func (h *history) snapshot() tree {
+	h.t.Helper()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.err != nil {
+		h.t.Fatalf("etcdctl watch: %v", h.err)
+	}
+	return maps.Clone(h.now)
+}
+
+func (h *history) all() []change {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.changes[:len(h.changes):len(h.changes)]
+}
+
+// until waits for the registry to be in a state.
+func (h *history) until(limit time.Duration, what string, is func(tree) bool) {
+	h.t.Helper()
+	defer func() {
+		if h.t.Failed() {
+			h.t.Logf("the registry then:\n%s", h.snapshot())
+		}
+	}()
+	until(h.t, limit, what, func() bool { return is(h.snapshot()) })
+}
+
+// since returns the changes of keys under a prefix after a moment.
+func (h *history) since(at time.Time, prefix string) []change {
+	var list []change
+	for _, ch := range h.all() {
+		if ch.at.After(at) && strings.HasPrefix(ch.key, prefix) {
+			list = append(list, ch)
+		}
+	}
+	return list
+}

@@ -1,0 +1,3 @@
+module github.com/muster-io/muster/conformance
+
+go 1.26
