@@ -404,7 +404,7 @@ func (s *scenario) finish() {
 	s.checkTree()
 }
 
-// checkTree compares all keys, as etcdctl gets them, with DESIGN section 2.
+// checkTree compares all keys, as etcdctl gets them, with the registry's layout.
 func (s *scenario) checkTree() {
 	s.t.Helper()
 	c := treeCheck{s.t, s.readTree()}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -164,15 +163,4 @@ func (h *history) until(limit time.Duration, what string, is func(tree) bool) {
 		}
 	}()
 	until(h.t, limit, what, func() bool { return is(h.snapshot()) })
-}
-
-// since returns the changes of keys under a prefix after a moment.
-func (h *history) since(at time.Time, prefix string) []change {
-	var list []change
-	for _, ch := range h.all() {
-		if ch.at.After(at) && strings.HasPrefix(ch.key, prefix) {
-			list = append(list, ch)
-		}
-	}
-	return list
 }

@@ -11,7 +11,7 @@
 //	process_test.go   processes: start, signal, freeze, logs
 //	cluster_test.go   a daemon, its ports and tools
 //	etcdctl_test.go   the registry as etcdctl sees it, now and as it changed
-//	tree_test.go      what DESIGN section 2 says that it holds
+//	tree_test.go      what the registry's layout says that it holds
 //	lines_test.go     real text, and its way into kcat
 //	output_test.go    what consumers printed, against what the registry allowed
 package conformance

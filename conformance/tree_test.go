@@ -102,7 +102,7 @@ func (tr tree) shared(group, topic string, partitions int, consumers ...string) 
 		maps.Equal(tr.owners(group, topic), share(partitions, consumers...))
 }
 
-// treeCheck compares the tree with DESIGN section 2, key by key. What it has seen
+// treeCheck compares the tree with the registry's layout, key by key. What it has seen
 // it ticks off; what remains should not be there.
 type treeCheck struct {
 	t    *testing.T
@@ -235,6 +235,6 @@ func (c *treeCheck) group(group, topic string, partitions int, consumers ...stri
 func (c *treeCheck) nothingElse() {
 	c.t.Helper()
 	if len(c.left) > 0 {
-		c.t.Errorf("keys that DESIGN does not know:\n%s", c.left)
+		c.t.Errorf("keys that the layout does not have:\n%s", c.left)
 	}
 }

@@ -257,24 +257,16 @@ func (q *queue) resume(limit int) bool {
 type table struct {
 	mu   sync.Mutex
 	list map[registry.Partition]*delivery
-	// numbers finds a delivery by what a broker calls the partition.
-	numbers map[topicNumber]*delivery
-}
-
-type topicNumber struct {
-	topic  string
-	number int32
 }
 
 func newTable() *table {
-	return &table{list: map[registry.Partition]*delivery{}, numbers: map[topicNumber]*delivery{}}
+	return &table{list: map[registry.Partition]*delivery{}}
 }
 
 func (t *table) put(o *delivery) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.list[o.partition] = o
-	t.numbers[topicNumber{o.partition.Topic, o.partition.Number}] = o
 }
 
 func (t *table) get(p registry.Partition) *delivery {
@@ -283,18 +275,11 @@ func (t *table) get(p registry.Partition) *delivery {
 	return t.list[p]
 }
 
-func (t *table) find(topic string, number int32) *delivery {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.numbers[topicNumber{topic, number}]
-}
-
 func (t *table) remove(o *delivery) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.list[o.partition] == o {
 		delete(t.list, o.partition)
-		delete(t.numbers, topicNumber{o.partition.Topic, o.partition.Number})
 	}
 }
 

@@ -97,7 +97,12 @@ func (f *fetcher) seed(addresses []string) {
 	close(f.ready)
 }
 
-// number of the topic's partition, as brokers count.
+// topicNumber is what a broker calls a partition.
+type topicNumber struct {
+	topic  string
+	number int32
+}
+
 func (o *delivery) number() topicNumber { return topicNumber{o.partition.Topic, o.partition.Number} }
 
 // add begins to read for a delivery, or begins anew at another offset. It does
