@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 
@@ -43,6 +44,9 @@ func newTopics(d *Daemon) *topics {
 	return &topics{d: d, open: map[topicNumber]local{}, reported: map[string]bool{}}
 }
 
+// silencePause is how often a silent registry is complained of.
+const silencePause = time.Minute
+
 // openAtOnce is how many logs are opened in parallel: recovery reads the disk,
 // and more readers only make it seek.
 const openAtOnce = 4
@@ -55,6 +59,7 @@ const (
 
 // follow takes in what the registry shows until ctx ends.
 func (t *topics) follow(ctx context.Context, v *registry.View) {
+	var silence time.Time
 	for {
 		select {
 		case <-ctx.Done():
@@ -62,7 +67,10 @@ func (t *topics) follow(ctx context.Context, v *registry.View) {
 		case <-v.Changed():
 			t.update(v.Snapshot())
 		case <-v.Trouble():
-			t.d.log.Warn("registry is silent; topics and brokers shown may be old")
+			if time.Since(silence) > silencePause {
+				silence = time.Now()
+				t.d.log.Warn("registry does not answer; topics and brokers shown may be old")
+			}
 		}
 	}
 }

@@ -154,7 +154,7 @@ func (v *View) run(ctx context.Context) {
 					return
 				}
 				if v.store.Now()-v.heard >= v.o.Stall {
-					v.o.Logger.Warn("view hears nothing from the store", "error", err)
+					v.o.Logger.Debug("view hears nothing from the store", "error", err)
 					notify(v.trouble)
 				}
 			}

@@ -38,7 +38,8 @@ type driver struct {
 	reported map[string]bool                        // bad records that were complained about
 	timer    *time.Timer
 
-	waits map[registry.Partition]*wait
+	waits   map[registry.Partition]*wait
+	silence time.Duration // when it was last complained of
 
 	registered bool // under the present session
 	leaving    bool
@@ -131,7 +132,7 @@ func (d *driver) run(ctx context.Context) error {
 		case <-view.Changed():
 			d.takeSnapshot()
 		case <-view.Trouble():
-			d.log.Warn("registry is silent; ownership holds until the session ends")
+			d.warnOfSilence()
 		case <-lost:
 			d.sessionLost()
 		case <-d.timer.C:
@@ -332,8 +333,19 @@ func (d *driver) noteWait(p registry.Partition, holder *registry.HeldError) {
 	}
 }
 
-// warnPause is how often a wait is complained of that goes on.
+// warnPause is how often something is complained of that goes on.
 const warnPause = time.Minute
+
+// warnOfSilence says that the registry does not answer. Nothing else follows from
+// it: what is owned is owned as long as the session lives, and no longer.
+func (d *driver) warnOfSilence() {
+	now := d.store.Now()
+	if d.silence != 0 && now-d.silence < warnPause {
+		return
+	}
+	d.silence = now
+	d.log.Warn("registry does not answer; what is owned stays so until the session ends")
+}
 
 // warnOfWaits says what has been waited for longer than a dead owner's lease
 // would have lasted. The waiting goes on: there is no giving up.

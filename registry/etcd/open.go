@@ -11,6 +11,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"golang.org/x/mod/semver"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 )
 
 // Options say how to reach an etcd cluster.
@@ -32,6 +34,10 @@ const (
 	// member sooner, by their renewals.
 	keepAliveTime    = 10 * time.Second
 	keepAliveTimeout = 3 * time.Second
+	// A member that is away is tried again at this pace. gRPC's own goes up to two
+	// minutes, and every session would be over when it is found again.
+	minReconnect = 50 * time.Millisecond
+	maxReconnect = time.Second
 	// The members of the cluster are learned anew this often.
 	syncInterval = time.Minute
 )
@@ -54,6 +60,10 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 		AutoSyncInterval:     syncInterval,
 		Logger:               zap.NewNop(),
 		BackoffWaitBetween:   50 * time.Millisecond,
+		DialOptions: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: minReconnect, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxReconnect},
+			MinConnectTimeout: o.DialTimeout,
+		})},
 	}
 	if o.CACert != "" || o.Cert != "" || o.Key != "" {
 		info := transport.TLSInfo{TrustedCAFile: o.CACert, CertFile: o.Cert, KeyFile: o.Key}
