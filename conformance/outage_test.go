@@ -72,14 +72,14 @@ func TestLongOutage(t *testing.T) {
 		return true
 	})
 	// Long enough for a connection that doubles its pauses to be in a long one.
-	time.Sleep(8 * time.Second)
+	time.Sleep(12 * time.Second)
 	c.startDaemon()
 	began := time.Now()
 	produce(1000, 1000)
 	settled("after it", 20*time.Second)
 	took := time.Since(began)
 	t.Logf("all owned and consumed %v after the daemon was ready again", took.Round(time.Millisecond))
-	if took > 4*time.Second { // a commit comes each second
+	if took > 2500*time.Millisecond { // lag is 0 after a commit, and one comes each second
 		t.Errorf("back only %v after the daemon", took)
 	}
 	if n := printed(); n != len(all) {
