@@ -101,7 +101,7 @@ func (m *Member) Settled() bool {
 	}
 	for p, pt := range m.parts {
 		stream, due := m.share[p]
-		if due != (pt.state == owned) || due && stream != pt.stream {
+		if due != (pt.state == owned) || due && stream != pt.stream || !due && pt.held() {
 			return false
 		}
 	}

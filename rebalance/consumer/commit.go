@@ -16,6 +16,9 @@ type committer struct {
 	asks chan lastCommit
 }
 
+// commitPause is how long a last commit waits before it is tried again.
+const commitPause = 100 * time.Millisecond
+
 type lastCommit struct {
 	o    *delivery
 	done chan bool

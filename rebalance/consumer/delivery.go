@@ -36,13 +36,15 @@ type delivery struct {
 	next atomic.Int64
 	// committed belongs to the committer.
 	committed offsets.Position
-	revokes   sync.Once
+	// bounds of the log by timestamp, as far as brokers said; they belong to start.
+	bounds  map[int64]logOffset
+	revokes sync.Once
 }
 
 func newDelivery(s *registry.Session, a rebalance.Deliver, lane chan struct{}, former <-chan struct{}) *delivery {
 	o := &delivery{partition: a.Partition, stream: a.Stream, token: a.Token, session: s,
 		revoked: make(chan struct{}), begin: make(chan startAt, 1), done: make(chan struct{}),
-		former: former, lane: lane, queue: newQueue(), committed: offsets.Position{Offset: offsets.None}}
+		former: former, lane: lane, queue: newQueue(), committed: offsets.Position{Offset: offsets.None}, bounds: map[int64]logOffset{}}
 	o.ctx, o.lose = s.Context(context.Background())
 	o.next.Store(offsets.None)
 	return o

@@ -175,14 +175,16 @@ func (d *driver) complain(bad []error) {
 }
 
 func (d *driver) step(e rebalance.Event) {
-	var starts []*delivery
+	// Those of one broker start together, and apart from the others': a broker that
+	// does not answer holds up its own only.
+	starts := map[int32][]*delivery{}
 	for _, a := range d.member.Step(d.store.Now(), e) {
 		if s := d.act(a); s != nil {
-			starts = append(starts, s)
+			starts[s.partition.Home] = append(starts[s.partition.Home], s)
 		}
 	}
-	if len(starts) > 0 {
-		d.work.Go(func() { d.start(starts) })
+	for _, list := range starts {
+		d.work.Go(func() { d.start(list) })
 	}
 	if at, ok := d.member.Wake(); ok {
 		d.timer.Reset(max(at-d.store.Now(), 0))

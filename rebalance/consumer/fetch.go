@@ -55,6 +55,10 @@ const (
 	// A broker without new records answers after this time. A partition that is
 	// resumed waits for the fetch under way, so this cannot be long.
 	fetchMaxWait = 100 * time.Millisecond
+	// A broker that says nothing for this long is given up for now. The client asks any
+	// broker where partitions are, so that one that hangs is in the way of all, until
+	// its registration runs out.
+	brokerSilence = 2 * time.Second
 	// pollMost bounds one poll, so that one busy partition cannot hold up the rest.
 	pollMost = 10_000
 	// recordOverhead is what a record costs in memory besides its key and value.
@@ -83,6 +87,8 @@ func (f *fetcher) seed(addresses []string) {
 		kgo.FetchMaxWait(fetchMaxWait),
 		kgo.FetchMaxBytes(fetchMaxBytes),
 		kgo.MetadataMinAge(metadataMinAge),
+		kgo.DialTimeout(brokerSilence),
+		kgo.RequestTimeoutOverhead(brokerSilence),
 		kgo.RetryBackoffFn(func(tries int) time.Duration {
 			return min(minRetryBackoff<<min(tries, 10), maxRetryBackoff)
 		}),

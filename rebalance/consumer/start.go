@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -30,8 +31,6 @@ func (d *driver) start(list []*delivery) {
 
 // startOnce returns those that have to be tried again.
 func (d *driver) startOnce(list []*delivery) (again []*delivery) {
-	ctx, cancel := context.WithTimeout(d.ctx, callLimit)
-	defer cancel()
 	var partitions []registry.Partition
 	var waiting []*delivery
 	for _, o := range list {
@@ -40,7 +39,9 @@ func (d *driver) startOnce(list []*delivery) (again []*delivery) {
 			partitions = append(partitions, o.partition)
 		}
 	}
+	ctx, cancel := context.WithTimeout(d.ctx, callLimit)
 	found, err := d.offsets.Fetch(ctx, partitions)
+	cancel()
 	if err != nil {
 		if d.ctx.Err() == nil {
 			d.log.Warn("cannot fetch offsets, trying again", "error", err)
@@ -60,8 +61,8 @@ func (d *driver) startOnce(list []*delivery) (again []*delivery) {
 			old, positions = append(old, o), append(positions, f.Position)
 		}
 	}
-	again = append(again, d.startOld(ctx, old, positions)...)
-	return append(again, d.startFresh(ctx, fresh)...)
+	again = append(again, d.startOld(old, positions)...)
+	return append(again, d.startFresh(fresh)...)
 }
 
 // startAt is where a delivery begins, and what is committed for it.
@@ -73,14 +74,14 @@ type startAt struct {
 // startOld begins partitions at their committed offsets. Those are compared with
 // the log first: the client would quietly begin at the end of a log that is
 // shorter, or at the start of one that begins later.
-func (d *driver) startOld(ctx context.Context, list []*delivery, positions []offsets.Position) (again []*delivery) {
+func (d *driver) startOld(list []*delivery, positions []offsets.Position) (again []*delivery) {
 	if len(list) == 0 {
 		return nil
 	}
-	first := d.listOffsets(ctx, list, slices.Repeat([]int64{timestampEarliest}, len(list)))
-	last := d.listOffsets(ctx, list, slices.Repeat([]int64{timestampLatest}, len(list)))
+	d.askBounds(list)
 	for i, o := range list {
-		if err := cmp.Or(first[i].err, last[i].err); err != nil {
+		first, last := o.bounds[timestampEarliest], o.bounds[timestampLatest]
+		if err := cmp.Or(first.err, last.err); err != nil {
 			if d.ctx.Err() == nil {
 				d.log.Warn("cannot compare the offset with the log, trying again", "topic", o.partition.Topic, "partition", o.partition.Name(), "error", err)
 			}
@@ -88,17 +89,46 @@ func (d *driver) startOld(ctx context.Context, list []*delivery, positions []off
 			continue
 		}
 		at := startAt{from: positions[i].Offset, committed: positions[i]}
-		if at.from < first[i].offset || at.from > last[i].offset {
-			at.from = last[i].offset
+		if at.from < first.offset || at.from > last.offset {
+			at.from = last.offset
 			if d.c.cfg.Reset == Smallest {
-				at.from = first[i].offset
+				at.from = first.offset
 			}
 			d.log.Warn("offset out of range, starting anew", "topic", o.partition.Topic, "partition", o.partition.Name(),
-				"was", at.committed.Offset, "log_start", first[i].offset, "log_end", last[i].offset, "reset", d.c.cfg.Reset, "offset", at.from)
+				"was", at.committed.Offset, "log_start", first.offset, "log_end", last.offset, "reset", d.c.cfg.Reset, "offset", at.from)
 		}
 		o.begin <- at
 	}
 	return again
+}
+
+// askBounds asks where the logs begin and end, both at once, since a broker that
+// does not answer takes the whole time of a call. What was answered in an earlier
+// try is not asked again: the client may come upon such a broker at each call, so
+// that two might never succeed together. An old answer will do: what was within
+// the log then is not beyond its end now.
+func (d *driver) askBounds(list []*delivery) {
+	var calls sync.WaitGroup
+	answers := map[int64]map[*delivery]logOffset{timestampEarliest: {}, timestampLatest: {}}
+	for timestamp, found := range answers {
+		calls.Go(func() {
+			var missing []*delivery
+			for _, o := range list {
+				if r, asked := o.bounds[timestamp]; !asked || r.err != nil {
+					missing = append(missing, o)
+				}
+			}
+			for i, r := range d.listOffsets(d.ctx, missing, slices.Repeat([]int64{timestamp}, len(missing))) {
+				found[missing[i]] = r
+			}
+		})
+	}
+	calls.Wait()
+	for timestamp, found := range answers {
+		for o, r := range found {
+			o.bounds[timestamp] = r
+		}
+	}
 }
 
 // waiting tells whether the delivery still waits for its start.
@@ -114,11 +144,13 @@ func (o *delivery) waiting() bool {
 }
 
 // startFresh begins partitions for which nothing is committed.
-func (d *driver) startFresh(ctx context.Context, list []*delivery) (again []*delivery) {
+func (d *driver) startFresh(list []*delivery) (again []*delivery) {
 	if len(list) == 0 {
 		return nil
 	}
+	ctx, cancelSince := context.WithTimeout(d.ctx, callLimit)
 	since, err := d.groupSince(ctx)
+	cancelSince()
 	if err != nil {
 		d.log.Warn("cannot fetch offsets, trying again", "error", err)
 		return list
@@ -129,7 +161,7 @@ func (d *driver) startFresh(ctx context.Context, list []*delivery) (again []*del
 		policies[i] = startPolicy(d.c.cfg.Reset, since, d.topicChanged(o.partition.Topic))
 		timestamps[i] = timestampOf(policies[i])
 	}
-	resolved := d.listOffsets(ctx, list, timestamps)
+	resolved := d.listOffsets(d.ctx, list, timestamps)
 	var commits []offsets.Commit
 	var ready []*delivery
 	for i, o := range list {
@@ -203,10 +235,17 @@ type logOffset struct {
 	err    error
 }
 
+// listLimit bounds one question to all brokers, since the answers of those that
+// are well wait for it. Who was too slow is asked again.
+const listLimit = 3 * time.Second
+
 // listOffsets asks the brokers for an offset of each partition. Brokers answer
 // apart: one that does not must not keep the partitions of the others waiting.
 func (d *driver) listOffsets(ctx context.Context, list []*delivery, timestamps []int64) []logOffset {
 	out := make([]logOffset, len(list))
+	if len(list) == 0 {
+		return out
+	}
 	fail := func(err error) []logOffset {
 		for i := range out {
 			out[i].err = err
@@ -217,6 +256,8 @@ func (d *driver) listOffsets(ctx context.Context, list []*delivery, timestamps [
 	if err != nil {
 		return fail(fmt.Errorf("no broker is registered: %w", err))
 	}
+	ctx, cancel := context.WithTimeout(ctx, listLimit)
+	defer cancel()
 	index := map[topicNumber]int{}
 	byTopic := map[string]*kmsg.ListOffsetsRequestTopic{}
 	for i, o := range list {
@@ -270,9 +311,7 @@ func timestampOf(r Reset) int64 {
 // the offset is not in its log.
 func (d *driver) restart(o *delivery) {
 	for pause := minJoinPause; o.waiting(); pause = min(2*pause, maxJoinPause) {
-		ctx, cancel := context.WithTimeout(o.ctx, callLimit)
-		r := d.listOffsets(ctx, []*delivery{o}, []int64{timestampOf(d.c.cfg.Reset)})[0]
-		cancel()
+		r := d.listOffsets(o.ctx, []*delivery{o}, []int64{timestampOf(d.c.cfg.Reset)})[0]
 		if r.err == nil {
 			d.log.Warn("offset out of range, starting anew", "topic", o.partition.Topic, "partition", o.partition.Name(),
 				"was", o.next.Load(), "reset", d.c.cfg.Reset, "offset", r.offset)
@@ -286,6 +325,3 @@ func (d *driver) restart(o *delivery) {
 		}
 	}
 }
-
-// commitPause is how long a commit waits before it is tried again.
-const commitPause = 100 * time.Millisecond

@@ -1,0 +1,282 @@
+package rebalance_test
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/muster-io/muster/rebalance"
+	"github.com/muster-io/muster/registry"
+)
+
+var rewrite = flag.Bool("rewrite", false, "write what the scripts give into them")
+
+// The scripts of testdata/member say what one member, c, of a group does about its
+// topic t. A line that begins with > is an event, or time that passes; what follows
+// it is what the member does, in order. Partitions are named by their numbers.
+//
+//	> registered 5                   at that revision
+//	> snapshot 10 registered 5 partitions 2 members c:1 d:2
+//	                                 consumer and number of streams
+//	> answered 1 at 20 mine 18       to the first claim, an outcome for each partition:
+//	                                 mine TOKEN, held TOKEN, other TOKEN (mine, but
+//	                                 naming another thread); then perhaps stale, unknown
+//	> seen 0 at 21 mine 18           or held 18, or deleted: news of an owner key
+//	> released 2 at 30               the release of that number; or: release 2 failed
+//	> drained 0 18, fenced 0 18, leaving, lost, tick
+//	> at 1s                          the clock
+func TestMemberScripts(t *testing.T) {
+	files, err := filepath.Glob("testdata/member/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatal("no scripts", err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := playScript(t, string(text))
+			if got == string(text) {
+				return
+			}
+			if *rewrite {
+				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			t.Errorf("%s does not hold, got:\n%s", file, got)
+		})
+	}
+}
+
+// playScript runs the events of a script and returns it with what they give.
+func playScript(t *testing.T, text string) string {
+	var out strings.Builder
+	m := rebalance.NewMember("c")
+	var now, wake time.Duration
+	for line := range strings.Lines(text) {
+		line = strings.TrimSuffix(line, "\n")
+		input, isInput := strings.CutPrefix(line, "> ")
+		if !isInput {
+			if line == "" || line[0] == '#' {
+				fmt.Fprintln(&out, line)
+			}
+			continue
+		}
+		fmt.Fprintln(&out, line)
+		if at, ok := strings.CutPrefix(input, "at "); ok {
+			d, err := time.ParseDuration(at)
+			if err != nil || d < now {
+				t.Fatalf("%s: %v", line, err)
+			}
+			now = d
+			continue
+		}
+		e := parseEvent(t, input)
+		actions := m.Step(now, e)
+		for _, a := range actions {
+			fmt.Fprintln(&out, spell(a))
+		}
+		at, ok := m.Wake()
+		switch {
+		case !ok && wake != 0:
+			fmt.Fprintln(&out, "no pause any more")
+		case ok && at != wake:
+			fmt.Fprintln(&out, "pause until", at)
+		case len(actions) == 0:
+			fmt.Fprintln(&out, "nothing")
+		}
+		wake = at
+	}
+	return out.String()
+}
+
+// words of one event.
+type words struct {
+	t    *testing.T
+	line string
+	list []string
+}
+
+func (w *words) next() string {
+	if len(w.list) == 0 {
+		return ""
+	}
+	word := w.list[0]
+	w.list = w.list[1:]
+	return word
+}
+
+func (w *words) number() int64 {
+	w.t.Helper()
+	n, err := strconv.ParseInt(w.next(), 10, 64)
+	if err != nil {
+		w.t.Fatalf("%s: %v", w.line, err)
+	}
+	return n
+}
+
+func (w *words) must(word string) {
+	w.t.Helper()
+	if got := w.next(); got != word {
+		w.t.Fatalf("%s: %q in place of %q", w.line, got, word)
+	}
+}
+
+func tp(n int64) registry.Partition { return registry.Partition{Topic: "t", Home: 1, Number: int32(n)} }
+
+func parseEvent(t *testing.T, line string) rebalance.Event {
+	t.Helper()
+	w := &words{t, line, strings.Fields(line)}
+	switch kind := w.next(); kind {
+	case "registered":
+		return rebalance.Registered{Registration: registry.Registration{Key: "/ids/c", Revision: w.number()}}
+	case "lost":
+		return rebalance.SessionLost{}
+	case "leaving":
+		return rebalance.Leaving{}
+	case "tick":
+		return rebalance.Tick{}
+	case "snapshot":
+		return parseSnapshot(w)
+	case "answered":
+		return parseAnswer(w)
+	case "release":
+		e := rebalance.ReleaseAnswered{Number: uint64(w.number()), Failed: true}
+		w.must("failed")
+		return e
+	case "released":
+		e := rebalance.ReleaseAnswered{Number: uint64(w.number())}
+		w.must("at")
+		e.Revision = w.number()
+		return e
+	case "drained":
+		return rebalance.Drained{Partition: tp(w.number()), Token: w.number()}
+	case "fenced":
+		return rebalance.Fenced{Partition: tp(w.number()), Token: w.number()}
+	case "seen":
+		e := rebalance.OwnerSeen{Partition: tp(w.number())}
+		w.must("at")
+		e.Revision = w.number()
+		if what := w.next(); what != "deleted" {
+			e.Exists, e.Mine, e.Token = true, what == "mine", w.number()
+		}
+		return e
+	}
+	t.Fatalf("unknown event %s", line)
+	return nil
+}
+
+func parseSnapshot(w *words) rebalance.Event {
+	s := rebalance.Snapshot{Revision: w.number()}
+	w.must("registered")
+	s.Registered = w.number()
+	w.must("partitions")
+	n := w.number()
+	s.Topology = rebalance.Topology{}
+	for i := range n {
+		s.Topology["t"] = append(s.Topology["t"], tp(i))
+	}
+	w.must("members")
+	for id := w.next(); id != ""; id = w.next() {
+		id, streams, _ := strings.Cut(id, ":")
+		n, err := strconv.Atoi(streams)
+		if err != nil {
+			w.t.Fatalf("%s: %v", w.line, err)
+		}
+		s.Members = append(s.Members, rebalance.MemberInfo{ID: id, Subscription: map[string]int32{"t": int32(n)}, Strategies: []string{"range"}})
+	}
+	return s
+}
+
+func parseAnswer(w *words) rebalance.Event {
+	e := rebalance.ClaimAnswered{Number: uint64(w.number())}
+	w.must("at")
+	e.Revision = w.number()
+	for what := w.next(); what != ""; what = w.next() {
+		switch what {
+		case "stale":
+			e.Stale = true
+		case "unknown":
+			e.Unknown = true
+		case "mine", "other", "held":
+			o := rebalance.ClaimOutcome{Mine: what != "held", Token: w.number()}
+			if what == "other" {
+				o.Stream = -1
+			}
+			e.Outcomes = append(e.Outcomes, o)
+		default:
+			w.t.Fatalf("%s: unknown outcome %s", w.line, what)
+		}
+	}
+	return e
+}
+
+func spell(a rebalance.Action) string {
+	switch a := a.(type) {
+	case rebalance.Claim:
+		text := fmt.Sprintf("claim %d under registration %d and snapshot %d:", a.Number, a.Registration.Revision, a.Snapshot)
+		for _, w := range a.Wants {
+			text += fmt.Sprintf(" %d for stream %d,", w.Partition.Number, w.Stream)
+		}
+		return strings.TrimSuffix(text, ",")
+	case rebalance.Release:
+		text := fmt.Sprintf("release %d:", a.Number)
+		for _, h := range a.Held {
+			text += fmt.Sprintf(" %d under %d,", h.Partition.Number, h.Token)
+		}
+		return strings.TrimSuffix(text, ",")
+	case rebalance.Deliver:
+		return fmt.Sprintf("deliver %d to stream %d under %d", a.Partition.Number, a.Stream, a.Token)
+	case rebalance.Revoke:
+		return fmt.Sprintf("revoke %d under %d", a.Partition.Number, a.Token)
+	case rebalance.Lose:
+		return fmt.Sprintf("lose %d under %d: %s", a.Partition.Number, a.Token, a.Reason)
+	case rebalance.Watch:
+		return fmt.Sprintf("watch %d after %d", a.Partition.Number, a.After)
+	case rebalance.Unwatch:
+		return fmt.Sprintf("unwatch %d", a.Partition.Number)
+	case rebalance.Reregister:
+		return "register again"
+	case rebalance.Rebalanced:
+		return fmt.Sprintf("share at %d: %d partitions, %d members, %s", a.Revision, a.Share, a.Members, a.Strategy)
+	case rebalance.Left:
+		return "left"
+	}
+	return fmt.Sprintf("%#v", a)
+}
+
+// Owned and Settled, for a member in each state of a partition.
+func TestOwnedAndSettled(t *testing.T) {
+	m := rebalance.NewMember("c")
+	for _, step := range []struct {
+		event   string
+		owned   string
+		settled bool
+	}{
+		{"registered 5", "[]", false},
+		{"snapshot 10 registered 5 partitions 1 members c:1", "[]", false},
+		{"answered 1 at 20 mine 18", "[t/1-0]", true},
+		{"snapshot 30 registered 5 partitions 1 members b:1 c:1", "[t/1-0]", false},
+		{"drained 0 18", "[]", false},
+		{"released 2 at 31", "[]", true},
+		{"snapshot 40 registered 5 partitions 1 members c:1", "[]", false},
+		{"answered 3 at 41 held 35", "[]", false},
+		{"seen 0 at 42 deleted", "[]", false},
+		{"answered 4 at 43 mine 43", "[t/1-0]", true},
+		{"fenced 0 43", "[]", false},
+		{"lost", "[]", false},
+	} {
+		m.Step(0, parseEvent(t, step.event))
+		if got := fmt.Sprint(m.Owned()); got != step.owned || m.Settled() != step.settled {
+			t.Errorf("after %q: owned %s, settled %v; %s", step.event, got, m.Settled(), m)
+		}
+	}
+}
