@@ -175,6 +175,30 @@ func TestUnreadableOffset(t *testing.T) {
 	}
 }
 
+// A commit that comes upon a value that is no offset says None, and the revision
+// from which the owner can write over it.
+func TestConflictWithWhatIsNoOffset(t *testing.T) {
+	st := memory.New()
+	o := offsets.NewRegistry(st, group)
+	token := own(t, st, 0)
+	write(t, st, registry.Put(group.Offset(partition(0)), []byte("garbage"), 0))
+	c := offsets.Commit{Partition: partition(0), Offset: 7, Token: token}
+	out := commitOne(t, o, c)
+	if want := (offsets.Outcome{Now: offsets.Position{Offset: offsets.None, Revision: st.Revision()}}); out != want {
+		t.Fatalf("%+v, want %+v", out, want)
+	}
+	c.Previous = out.Now.Revision
+	if out = commitOne(t, o, c); !out.Stored || value(t, o, 0) != 7 {
+		t.Errorf("%+v", out)
+	}
+	// Nothing there is None too, at revision 0.
+	write(t, st, registry.Delete(group.Offset(partition(0))))
+	out = commitOne(t, o, c)
+	if want := (offsets.Outcome{Now: offsets.Position{Offset: offsets.None}}); out != want {
+		t.Errorf("%+v, want %+v", out, want)
+	}
+}
+
 func TestSinceIsTheFirstCommit(t *testing.T) {
 	st := memory.New()
 	o := offsets.NewRegistry(st, group)

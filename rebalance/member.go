@@ -250,12 +250,12 @@ func (m *Member) reconcile() []Action {
 			give = append(give, Held{p, pt.token})
 		case pt.state == idle && due:
 			wants = append(wants, Want{p, stream})
-		case (pt.state == idle || pt.state == waiting) && !due && !pt.suspect:
-			out = append(out, m.forget(p, pt)...)
 		case pt.state == idle && !due && pt.doubt:
 			// Claimed with unknown outcome, and not due any more: take it back.
 			pt.state, pt.token = releasing, 0
 			give = append(give, Held{p, 0})
+		case (pt.state == idle || pt.state == waiting) && !due && !pt.suspect:
+			out = append(out, m.forget(p, pt)...)
 		}
 	}
 	out = append(out, m.sendRelease(give)...)

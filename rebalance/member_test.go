@@ -275,10 +275,19 @@ func (w *world) release(m *simMember, lease registry.LeaseID, a rebalance.Releas
 		list = append(list, registry.OwnerRelease{Key: w.group.Owner(h.Partition), Token: h.Token})
 	}
 	if w.faults && w.r.IntN(8) == 0 {
-		if w.r.IntN(2) == 0 {
+		switch w.r.IntN(3) {
+		case 0: // it takes effect, the reply is lost
 			_, err := registry.Release(ctx, w.store, lease, list)
 			w.must(err)
 			w.note()
+		case 1: // it takes effect much later, for the keys that it found now
+			found := w.lookUp(lease, list)
+			m.pending = append(m.pending, func() rebalance.Event {
+				_, err := registry.Release(ctx, w.store, lease, found)
+				w.must(err)
+				w.note()
+				return rebalance.Tick{}
+			})
 		}
 		return rebalance.ReleaseAnswered{Number: a.Number, Failed: true}
 	}
@@ -286,6 +295,33 @@ func (w *world) release(m *simMember, lease registry.LeaseID, a rebalance.Releas
 	w.must(err)
 	w.note()
 	return rebalance.ReleaseAnswered{Number: a.Number, Revision: revision}
+}
+
+// lookUp is the first half of registry.Release: keys to be released whatever their
+// token is are looked for at once, and deleted under the token that was found.
+func (w *world) lookUp(lease registry.LeaseID, list []registry.OwnerRelease) (found []registry.OwnerRelease) {
+	for _, r := range list {
+		if r.Token == 0 {
+			kv := w.owners[r.Key]
+			if kv.Key == "" || kv.Lease != lease {
+				continue
+			}
+			r.Token = kv.CreateRevision
+		}
+		found = append(found, r)
+	}
+	return found
+}
+
+// fence tells members of commits that are refused, sooner or later: of partitions
+// that they deliver and whose owner key is not theirs.
+func (w *world) fence(p registry.Partition) {
+	for _, m := range w.sorted() {
+		token, delivers := m.delivering[p]
+		if delivers && w.owners[w.group.Owner(p)].CreateRevision != token && w.r.IntN(2) == 0 {
+			m.pending = append(m.pending, func() rebalance.Event { return rebalance.Fenced{Partition: p, Token: token} })
+		}
+	}
 }
 
 func (w *world) expire(m *simMember) {
@@ -360,6 +396,7 @@ func (w *world) disturb(next *int) {
 		_, err = w.store.Txn(ctx, registry.Txn{Then: []registry.Op{registry.Delete(key)}})
 		w.must(err)
 		w.note()
+		w.fence(p)
 	case k == 5 && m != nil:
 		_, err := w.store.Txn(ctx, registry.Txn{Then: []registry.Op{registry.Delete(w.group.ID(m.id))}})
 		w.must(err)

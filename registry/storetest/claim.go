@@ -21,6 +21,9 @@ func claimCases() []Case {
 		{"claim/lease ends", claimLeaseEnds},
 		{"claim/refused", claimRefused},
 		{"release", releaseCase},
+		{"release/another key's token", releaseForeignToken},
+		{"release/what is under the lease", releaseByLease},
+		{"release/claimed again meanwhile", releaseOvertaken},
 	}
 }
 
@@ -339,4 +342,101 @@ func releaseCase(t *testing.T, st registry.Store, prefix string) {
 	if get(t, st, a.owner(1)) != nil || get(t, st, a.owner(2)) == nil {
 		t.Fatal("release by lease took the wrong keys")
 	}
+}
+
+func (m *member) release(st registry.Store, releases ...registry.OwnerRelease) int64 {
+	m.t.Helper()
+	revision, err := registry.Release(within(m.t), st, m.s.Lease(), releases)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return revision
+}
+
+// owned wants these owner keys, and no others, to stand.
+func (m *member) owned(partitions ...int) {
+	m.t.Helper()
+	kvs, _, err := registry.List(within(m.t), m.st, m.group.Owners(), 0)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	want := map[string]bool{}
+	for _, n := range partitions {
+		want[m.owner(n)] = true
+	}
+	got := map[string]bool{}
+	for _, kv := range kvs {
+		got[kv.Key] = true
+	}
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		m.t.Fatalf("owner keys %v, want %v", got, want)
+	}
+}
+
+// A token is good for its own key, not for others under the same lease.
+func releaseForeignToken(t *testing.T, st registry.Store, prefix string) {
+	a := join(t, st, prefix, "a")
+	first, second := a.claim(0)[0], a.claim(1)[0]
+	a.release(st, registry.OwnerRelease{Key: a.owner(0), Token: second.Token}, registry.OwnerRelease{Key: a.owner(1), Token: first.Token})
+	a.owned(0, 1)
+	a.release(st, registry.OwnerRelease{Key: a.owner(0), Token: second.Token}, registry.OwnerRelease{Key: a.owner(1), Token: second.Token})
+	a.owned(0)
+}
+
+// Without tokens, what stands under the lease is released: not what is another's,
+// not what has no lease; in one call with others that have tokens, in any order.
+func releaseByLease(t *testing.T, st registry.Store, prefix string) {
+	a, b := join(t, st, prefix, "a"), join(t, st, prefix, "b")
+	b.claim(1)
+	put(t, st, a.owner(2), "somebody, for ever")
+	mine := a.claim(0, 3, 4, 5)
+	revision := a.release(st,
+		registry.OwnerRelease{Key: a.owner(1)},
+		registry.OwnerRelease{Key: a.owner(3), Token: mine[1].Token},
+		registry.OwnerRelease{Key: a.owner(9)},
+		registry.OwnerRelease{Key: a.owner(0)},
+		registry.OwnerRelease{Key: a.owner(4), Token: mine[2].Token - 1},
+		registry.OwnerRelease{Key: a.owner(2)},
+	)
+	a.owned(1, 2, 4, 5)
+	// A revision that the answer holds at: news of the deletions is not newer.
+	if _, now, err := registry.List(within(t), st, a.group.Owners(), 0); err != nil || revision != now {
+		t.Errorf("released at %d, the store is at %d, error %v", revision, now, err)
+	}
+	if again := a.release(st, registry.OwnerRelease{Key: a.owner(1)}); again < revision {
+		t.Errorf("nothing released at %d, before that at %d", again, revision)
+	}
+	a.owned(1, 2, 4, 5)
+}
+
+// between runs something after the next transaction of a store.
+type between struct {
+	registry.Store
+	then func()
+}
+
+func (b *between) Txn(ctx context.Context, t registry.Txn) (registry.TxnResult, error) {
+	res, err := b.Store.Txn(ctx, t)
+	if then := b.then; then != nil {
+		b.then = nil
+		then()
+	}
+	return res, err
+}
+
+// A release without token comes late: the key that it found is gone, and the same
+// process has claimed it again meanwhile. What it has now it keeps.
+func releaseOvertaken(t *testing.T, st registry.Store, prefix string) {
+	a := join(t, st, prefix, "a")
+	old := a.claim(0, 1)
+	var again registry.ClaimResult
+	slow := &between{Store: st, then: func() {
+		a.release(st, registry.OwnerRelease{Key: a.owner(0), Token: old[0].Token})
+		again = a.claim(0)[0]
+	}}
+	a.release(slow, registry.OwnerRelease{Key: a.owner(0)}, registry.OwnerRelease{Key: a.owner(1)})
+	if kv := get(t, st, a.owner(0)); again.Token == 0 || kv == nil || kv.CreateRevision != again.Token {
+		t.Fatalf("the key is %+v, claimed again under %d", kv, again.Token)
+	}
+	a.owned(0)
 }

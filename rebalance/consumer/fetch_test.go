@@ -1,0 +1,207 @@
+package consumer
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/muster-io/muster/rebalance"
+)
+
+// The fetch is paused once more than the limit is queued, and goes on when half of
+// it is left, each said once.
+func TestQueuePausesAndResumes(t *testing.T) {
+	const limit = 100
+	q := newQueue()
+	if q.push(queued{bytes: 60}, limit) || q.push(queued{bytes: 40}, limit) {
+		t.Error("paused at the limit")
+	}
+	if q.low(limit) || q.resume(limit) {
+		t.Error("goes on without having been paused")
+	}
+	if !q.push(queued{bytes: 10}, limit) {
+		t.Error("not paused past the limit")
+	}
+	if q.push(queued{bytes: 40}, limit) {
+		t.Error("paused twice")
+	}
+	for _, want := range []struct {
+		bytes, left int
+		low         bool
+	}{{60, 90, false}, {40, 50, true}, {10, 40, true}} {
+		b, ok := q.pop()
+		if !ok || b.bytes != want.bytes || q.bytes != want.left || q.low(limit) != want.low {
+			t.Errorf("popped %d, %d left, low %v; want %+v", b.bytes, q.bytes, q.low(limit), want)
+		}
+	}
+	if !q.resume(limit) || q.resume(limit) || q.low(limit) {
+		t.Error("want to go on, once")
+	}
+	if _, ok := q.pop(); !ok {
+		t.Error("one is left")
+	}
+	if _, ok := q.pop(); ok {
+		t.Error("none is left")
+	}
+	if !q.push(queued{bytes: limit + 1}, limit) || q.resume(limit) {
+		t.Error("a second pause: want it said, and that it lasts")
+	}
+}
+
+// However much is pushed before anybody looks, there is word of it.
+func TestQueueSaysThatThereIsSomething(t *testing.T) {
+	q := newQueue()
+	q.push(queued{}, 1)
+	q.push(queued{}, 1)
+	select {
+	case <-q.ready:
+	default:
+		t.Error("no word")
+	}
+}
+
+func TestTable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, time.Hour, quiet, nil)
+		defer b.close()
+		a := rebalance.Deliver{Want: rebalance.Want{Partition: part(3)}, Token: 5}
+		old, present := newDelivery(b.s, a, nil, nil), newDelivery(b.s, a, nil, nil)
+		defer old.lose()
+		defer present.lose()
+		tab := newTable()
+		if tab.get(part(3)) != nil || len(tab.all()) != 0 {
+			t.Error("not empty")
+		}
+		tab.put(old)
+		tab.put(present)
+		tab.remove(old) // another's by now
+		if all := tab.all(); tab.get(part(3)) != present || len(all) != 1 || all[0] != present {
+			t.Error("the present delivery was removed as the old one")
+		}
+		tab.remove(present)
+		if tab.get(part(3)) != nil || len(tab.all()) != 0 {
+			t.Error("it is still there")
+		}
+	})
+}
+
+// What is to be read follows the table: nothing is begun for a delivery that left
+// it, nothing ended that is a later one's.
+func TestWhatIsReadFollowsTheTable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, time.Hour, quiet, nil)
+		defer b.close()
+		f := b.d.fetch
+		old := b.own(0, 0)
+		f.add(old, 3)
+		was := f.want[old.number()]
+		if was.o != old || was.offset != 3 || len(f.wake) != 1 {
+			t.Fatalf("wanted is %+v", was)
+		}
+		<-f.wake
+		f.add(old, 3)
+		if again := f.want[old.number()]; again == was {
+			t.Error("begun anew at the same offset, it is not to be told from before")
+		}
+		b.d.table.remove(old)
+		f.remove(old)
+		if len(f.want) != 0 || len(f.wake) != 1 {
+			t.Error("it is read on")
+		}
+		f.add(old, 4) // late, such as after a restart
+		if len(f.want) != 0 {
+			t.Error("it is read again though nobody would end it")
+		}
+		present := b.own(0, 0)
+		f.add(old, 4)
+		if len(f.want) != 0 {
+			t.Error("it is read for the delivery before")
+		}
+		f.add(present, 7)
+		f.remove(old)
+		if s := f.want[present.number()]; s.o != present || s.offset != 7 {
+			t.Errorf("wanted is %+v", s)
+		}
+	})
+}
+
+// A worker that has handed over enough of a paused partition wakes the fetcher.
+func TestDrainedWakesTheFetcher(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, time.Hour, quiet, nil)
+		defer b.close()
+		f, limit := b.d.fetch, b.d.c.cfg.MaxBufferedBytes
+		o := b.own(0, 0)
+		o.queue.push(queued{bytes: limit / 2}, limit)
+		f.drained(o)
+		o.queue.push(queued{bytes: limit}, limit)
+		f.drained(o)
+		if len(f.resume) != 0 || len(f.wake) != 0 {
+			t.Error("woken while too much is queued")
+		}
+		o.queue.pop()
+		o.queue.pop()
+		f.drained(o)
+		if len(f.resume) != 1 || f.resume[0] != o || len(f.wake) != 1 {
+			t.Errorf("to be resumed are %d, woken %d", len(f.resume), len(f.wake))
+		}
+	})
+}
+
+// What a poll brings goes to the delivery that the client reads for, and only
+// while that is so. An offset before the one asked for says that the client has
+// begun elsewhere on its own.
+func TestDispatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, time.Hour, quiet, nil)
+		defer b.close()
+		f := b.d.fetch
+		o, later := b.finished(0, 0), b.finished(1, 0)
+		f.add(o, 5)
+		s := f.want[o.number()]
+		r := &reading{f: f, active: map[topicNumber]source{o.number(): s}, failed: map[topicNumber]time.Time{}}
+		poll := func(n int32, err error, offsets ...int64) {
+			p := kgo.FetchTopicPartition{Topic: "t", FetchPartition: kgo.FetchPartition{Partition: n, Err: err}}
+			for _, at := range offsets {
+				p.Records = append(p.Records, &kgo.Record{Offset: at, Value: make([]byte, 10)})
+			}
+			r.dispatch(b.d.ctx, p)
+		}
+		poll(0, nil, 5, 6)
+		poll(1, nil, 5) // nobody reads it
+		if q := o.queue; len(q.list) != 1 || q.bytes != 2*(10+recordOverhead) || len(later.queue.list) != 0 {
+			t.Errorf("queued are %d with %d bytes, and %d", len(q.list), q.bytes, len(later.queue.list))
+		}
+		poll(0, fmt.Errorf("some failure"))
+		if f.want[o.number()] != s {
+			t.Error("a failure that passes ends the reading")
+		}
+		b.says("some failure")
+		for _, what := range []string{"earlier", "out of range"} {
+			f.add(o, 5)
+			s = f.want[o.number()]
+			r.active[o.number()] = s
+			if what == "earlier" {
+				poll(0, nil, 2, 3)
+			} else {
+				poll(0, kerr.OffsetOutOfRange)
+			}
+			if len(o.queue.list) != 1 {
+				t.Errorf("%s: records are queued", what)
+			}
+			if _, reads := f.want[o.number()]; reads {
+				t.Errorf("%s: it is read on", what)
+			}
+			f.add(o, 9) // begun anew meanwhile: old news
+			present := f.want[o.number()]
+			poll(0, kerr.OffsetOutOfRange)
+			if f.want[o.number()] != present {
+				t.Errorf("%s: old news ends the present reading", what)
+			}
+		}
+	})
+}
