@@ -362,9 +362,12 @@ func TestFormerHandlerIsWaitedFor(t *testing.T) {
 		}}
 		b := newBench(t, time.Hour, h.handle, nil)
 		defer b.close()
+		// Each in another stream, so that it is not that which is waited for.
+		stream := int32(-1)
 		again := func() *delivery {
 			b.write(registry.Delete(b.d.c.group.Owner(part(0))))
-			o := b.own(0, 0)
+			stream++
+			o := b.own(0, stream)
 			o.begin <- startAt{from: 0}
 			o.feed(0, 2)
 			return o
@@ -408,6 +411,12 @@ func TestLoseNamesAToken(t *testing.T) {
 		if !o.alive() || o.ended() || b.d.table.get(part(0)) != o {
 			t.Error("the present ownership is hit")
 		}
+		b.d.fetch.add(o, 0)
+		b.d.lose(rebalance.Lose{Partition: part(0), Token: o.token})
+		synctest.Wait()
+		if o.alive() || !o.ended() || b.d.table.get(part(0)) != nil || len(b.d.fetch.want) != 0 {
+			t.Error("the present ownership is not lost")
+		}
 	})
 }
 
@@ -443,7 +452,7 @@ func TestDrain(t *testing.T) {
 					t.Errorf("committed %s, alive %v, before it is let go", got, o.alive())
 				}
 				f()
-				if o.alive() || b.d.table.get(part(0)) != nil {
+				if o.alive() || b.d.table.get(part(0)) != nil || len(b.d.fetch.want) != 0 {
 					t.Error("it is not let go")
 				}
 			})

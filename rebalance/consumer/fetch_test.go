@@ -205,3 +205,47 @@ func TestDispatch(t *testing.T) {
 		}
 	})
 }
+
+// Between two polls the client's reading is brought to what is wanted, also where
+// one delivery has begun anew; and only what is read is resumed.
+func TestReconcile(t *testing.T) {
+	b := newBench(t, time.Hour, quiet, nil)
+	defer b.close()
+	client, err := kgo.NewClient(kgo.SeedBrokers("127.0.0.1:1"), kgo.ConsumeResetOffset(kgo.NoResetOffset()))
+	b.must(err)
+	defer client.Close()
+	f, limit := b.d.fetch, b.d.c.cfg.MaxBufferedBytes
+	r := &reading{f: f, client: client, active: map[topicNumber]source{}}
+	o := b.own(0, 0)
+	read := func() (offset int64) {
+		r.reconcile()
+		if r.active[o.number()] != f.want[o.number()] {
+			t.Errorf("read is %+v, wanted %+v", r.active[o.number()], f.want[o.number()])
+		}
+		return r.active[o.number()].offset
+	}
+	f.add(o, 3)
+	if at := read(); at != 3 {
+		t.Errorf("read from %d", at)
+	}
+	f.add(o, 5)
+	if at := read(); at != 5 {
+		t.Errorf("read from %d", at)
+	}
+	o.queue.push(queued{bytes: limit + 1}, limit)
+	o.queue.pop()
+	f.drained(o)
+	read()
+	if o.queue.paused || len(f.resume) != 0 {
+		t.Error("not resumed")
+	}
+	o.queue.push(queued{bytes: limit + 1}, limit)
+	o.queue.pop()
+	f.drained(o)
+	b.d.table.remove(o)
+	f.remove(o)
+	read()
+	if !o.queue.paused || len(r.active) != 0 {
+		t.Error("resumed though it is not read any more")
+	}
+}

@@ -129,6 +129,8 @@ func TestCommittedBeyondTheEnd(t *testing.T) {
 				for _, p := range ps {
 					write(t, registry.Put(root.Group(group).Offset(p), []byte("500"), 0))
 				}
+				var log logged
+				cfg.Logger = log.logger()
 				begun := make(chan int64, 10)
 				cfg.Listener.Assigned = func(_ registry.Partition, _ int32, offset int64) { begun <- offset }
 				s := newSequence(t)
@@ -152,6 +154,9 @@ func TestCommittedBeyondTheEnd(t *testing.T) {
 				}
 				s.reach(ps, before+after)
 				committedAs(t, group, ps, fmt.Sprint(before+after))
+				if !log.says("offset out of range", "was=500") || log.says("somebody else") {
+					t.Error("the log does not say what happened")
+				}
 			})
 		}
 	}
@@ -243,6 +248,63 @@ func TestOwnedAgainAndAgain(t *testing.T) {
 		t.Errorf("a was assigned partitions %d times only", n)
 	}
 	t.Logf("%d records of each partition, %d assignments to a", written, assigned.Load())
+}
+
+// A partition whose reading is paused, since its handler is slow, is given up or
+// lost, and owned again: the pause is not left behind.
+func TestNoPauseIsLeftBehind(t *testing.T) {
+	for _, how := range []string{"given up", "lost"} {
+		t.Run(how, func(t *testing.T) {
+			topic, group := name(t, "t"), name(t, "g")
+			p := createTopic(t, topic, 1)[0]
+			produce(t, topic, 1, 0, 5)
+			inHand, finish := make(chan struct{}), make(chan struct{})
+			var first sync.Once
+			s := newSequence(t)
+			start(t, consumer.Config{ID: "c", Group: group, Topics: map[string]int32{topic: 1}, Reset: consumer.Smallest,
+				CommitInterval: 20 * time.Millisecond, MaxBufferedBytes: 1}, func(ctx context.Context, r *consumer.Record) error {
+				var lost error
+				first.Do(func() {
+					close(inHand) // what was fetched is more than a byte: reading is paused
+					<-finish
+					lost = ctx.Err()
+				})
+				if lost != nil {
+					return lost
+				}
+				return s.handle(ctx, r)
+			})
+			<-inHand
+			token := owners(t, group)[p].CreateRevision
+			if how == "lost" {
+				write(t, registry.Delete(root.Group(group).Owner(p)))
+				eventually(t, func() string {
+					if now := owners(t, group)[p].CreateRevision; now <= token {
+						return "not owned again"
+					}
+					return ""
+				})
+				close(finish)
+			} else {
+				lease, err := shared.store.Grant(t.Context(), time.Minute)
+				must(t, err)
+				ghost := root.Group(group).ID("a")
+				value, err := registry.Encode(registry.ConsumerRecord{Version: 1, Subscription: map[string]int32{topic: 1}, Pattern: registry.PatternStatic, Strategy: []string{"range"}})
+				must(t, err)
+				write(t, registry.Put(ghost, value, lease.ID))
+				close(finish)
+				eventually(t, func() string {
+					if _, owned := owners(t, group)[p]; owned {
+						return "not given up"
+					}
+					return ""
+				})
+				write(t, registry.Delete(ghost))
+			}
+			produce(t, topic, 1, 5, 5)
+			s.reach([]registry.Partition{p}, 10)
+		})
+	}
 }
 
 func (s *sequence) total() int {
@@ -421,7 +483,8 @@ func TestRegistrationWithoutLease(t *testing.T) {
 	start(t, consumer.Config{ID: "c1", Group: group, Topics: map[string]int32{topic: 1}, Logger: log.logger(),
 		Listener: consumer.Listener{Waiting: func(p registry.Partition, holder string) { waits <- fmt.Sprintf("%d held by %s", p.Number, holder) }}}, quiet)
 	ownedAs(t, group, topic, "0:c1 1:c1")
-	start(t, consumer.Config{ID: "c2", Group: group, Topics: map[string]int32{topic: 1}}, quiet)
+	var own logged
+	start(t, consumer.Config{ID: "c2", Group: group, Topics: map[string]int32{topic: 1}, Logger: own.logger()}, quiet)
 	ownedAs(t, group, topic, "0:c1 1:c2")
 
 	kv, _, err := registry.GetKey(t.Context(), shared.store, paths.ID("c2"))
@@ -439,6 +502,14 @@ func TestRegistrationWithoutLease(t *testing.T) {
 	if !log.says("level=WARN", paths.ID("c2"), "no lease") {
 		t.Error("no warning")
 	}
+	// c2 notices that the registration is not its own any more, and keeps what it has.
+	eventually(t, func() string {
+		if !own.says("another process has this consumer id", "without a lease") {
+			return "c2 does not say what is wrong"
+		}
+		return ""
+	})
+	ownedAs(t, group, topic, "0:c1 1:c2")
 	// What c2 holds and somebody deletes it does not claim again: c1 gets it.
 	p1 := registry.Partition{Topic: topic, Home: 1, Number: 1}
 	write(t, registry.Delete(paths.Owner(p1)))
