@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -62,7 +63,7 @@ func freePort() string {
 }
 
 // patience bounds every wait; what takes this long has gone wrong.
-const patience = 30 * time.Second
+const patience = 8 * time.Second
 
 // eventually waits until ok says nothing is missing; it fails with what was.
 func eventually(t *testing.T, missing func() string) {
@@ -89,9 +90,11 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// name makes a topic or group name of the test's.
+var names atomic.Int64
+
+// name makes a topic or group name of the test's, another one at each call.
 func name(t *testing.T, suffix string) string {
-	return strings.ReplaceAll(t.Name(), "/", ".") + "." + suffix
+	return fmt.Sprintf("%s.%d.%s", strings.ReplaceAll(t.Name(), "/", "."), names.Add(1), suffix)
 }
 
 func createTopic(t *testing.T, topic string, partitions int32) []registry.Partition {

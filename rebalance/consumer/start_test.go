@@ -256,25 +256,33 @@ func TestNoPauseIsLeftBehind(t *testing.T) {
 	for _, how := range []string{"given up", "lost"} {
 		t.Run(how, func(t *testing.T) {
 			topic, group := name(t, "t"), name(t, "g")
-			p := createTopic(t, topic, 1)[0]
+			ps := createTopic(t, topic, 2)
+			p := ps[0]
 			produce(t, topic, 1, 0, 5)
 			inHand, finish := make(chan struct{}), make(chan struct{})
 			var first sync.Once
 			s := newSequence(t)
-			start(t, consumer.Config{ID: "c", Group: group, Topics: map[string]int32{topic: 1}, Reset: consumer.Smallest,
+			start(t, consumer.Config{ID: "c", Group: group, Topics: map[string]int32{topic: 2}, Reset: consumer.Smallest,
 				CommitInterval: 20 * time.Millisecond, MaxBufferedBytes: 1}, func(ctx context.Context, r *consumer.Record) error {
 				var lost error
-				first.Do(func() {
-					close(inHand) // what was fetched is more than a byte: reading is paused
-					<-finish
-					lost = ctx.Err()
-				})
+				if r.Partition == p {
+					first.Do(func() {
+						close(inHand)
+						<-finish
+						lost = ctx.Err()
+					})
+				}
 				if lost != nil {
 					return lost
 				}
 				return s.handle(ctx, r)
 			})
 			<-inHand
+			// What is fetched now is queued and more than a byte, so that reading is paused.
+			// It has been, once a record of the other partition is there that came later.
+			produce(t, topic, 1, 5, 5)
+			must(t, newProducer(t).ProduceSync(t.Context(), &kgo.Record{Topic: topic, Partition: 1, Value: []byte("0")}).FirstErr())
+			s.reach(ps[1:], 1)
 			token := owners(t, group)[p].CreateRevision
 			if how == "lost" {
 				write(t, registry.Delete(root.Group(group).Owner(p)))
@@ -289,7 +297,7 @@ func TestNoPauseIsLeftBehind(t *testing.T) {
 				lease, err := shared.store.Grant(t.Context(), time.Minute)
 				must(t, err)
 				ghost := root.Group(group).ID("a")
-				value, err := registry.Encode(registry.ConsumerRecord{Version: 1, Subscription: map[string]int32{topic: 1}, Pattern: registry.PatternStatic, Strategy: []string{"range"}})
+				value, err := registry.Encode(registry.ConsumerRecord{Version: 1, Subscription: map[string]int32{topic: 2}, Pattern: registry.PatternStatic, Strategy: []string{"range"}})
 				must(t, err)
 				write(t, registry.Put(ghost, value, lease.ID))
 				close(finish)
@@ -301,8 +309,8 @@ func TestNoPauseIsLeftBehind(t *testing.T) {
 				})
 				write(t, registry.Delete(ghost))
 			}
-			produce(t, topic, 1, 5, 5)
-			s.reach([]registry.Partition{p}, 10)
+			produce(t, topic, 1, 10, 5)
+			s.reach([]registry.Partition{p}, 15)
 		})
 	}
 }
