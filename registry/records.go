@@ -2,7 +2,6 @@ package registry
 
 import (
 	"bytes"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -237,9 +236,6 @@ func clip(value []byte) string {
 	}
 	return string(value)
 }
-
-// EncodeTopicID spells a topic id as Kafka's tools print it.
-func EncodeTopicID(id uuid.UUID) string { return base64.RawURLEncoding.EncodeToString(id[:]) }
 
 // MaxTopicName is Kafka's limit since it had to fit file names with a suffix.
 const MaxTopicName = 249

@@ -301,11 +301,13 @@ func (r *reading) restart(tn topicNumber, s source) {
 // flooding the log.
 const failureLogPause = 10 * time.Second
 
+// close ends the client; nothing may use the fetcher any more.
 func (f *fetcher) close() {
 	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.client != nil {
-		f.client.Close()
+	client := f.client
+	f.mu.Unlock()
+	if client != nil {
+		client.Close()
 	}
 }
 

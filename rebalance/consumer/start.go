@@ -88,18 +88,27 @@ func (d *driver) startOld(list []*delivery, positions []offsets.Position) (again
 			again = append(again, o)
 			continue
 		}
-		at := startAt{from: positions[i].Offset, committed: positions[i]}
-		if at.from < first.offset || at.from > last.offset {
-			at.from = last.offset
-			if d.c.cfg.Reset == Smallest {
-				at.from = first.offset
-			}
+		at := startAt{committed: positions[i]}
+		var kept bool
+		if at.from, kept = startOffset(positions[i].Offset, first.offset, last.offset, d.c.cfg.Reset); !kept {
 			d.log.Warn("offset out of range, starting anew", "topic", o.partition.Topic, "partition", o.partition.Name(),
 				"was", at.committed.Offset, "log_start", first.offset, "log_end", last.offset, "reset", d.c.cfg.Reset, "offset", at.from)
 		}
 		o.begin <- at
 	}
 	return again
+}
+
+// startOffset is the committed offset if the log, from first to last, has it or
+// ends with it, and else where the reset policy says.
+func startOffset(committed, first, last int64, r Reset) (from int64, kept bool) {
+	switch {
+	case committed >= first && committed <= last:
+		return committed, true
+	case r == Smallest:
+		return first, false
+	}
+	return last, false
 }
 
 // askBounds asks where the logs begin and end, both at once, since a broker that
