@@ -21,7 +21,10 @@ type SessionLost struct{}
 type Snapshot struct {
 	Revision int64
 	Topology Topology
-	Members  []MemberInfo
+	// Incarnations has the revision at which each topic's record was created. An owner
+	// key that is older belongs to a deleted topic of the same name.
+	Incarnations map[string]int64
+	Members      []MemberInfo
 	// Registered is the revision at which this member's registration was last
 	// written, 0 if it is not there.
 	Registered int64
@@ -94,12 +97,13 @@ func (Leaving) event()         {}
 // An Action is what the driver of a member must do: what comes out of Member.Step.
 type Action interface{ action() }
 
-// Claim: write owner keys, guarded by the registration and by the snapshot that
-// the share was computed from; answer with ClaimAnswered.
+// Claim: write owner keys, guarded by the registration, by the snapshot that the
+// share was computed from and by the topics in it; answer with ClaimAnswered.
 type Claim struct {
 	Number       uint64
 	Registration registry.Registration
 	Snapshot     int64
+	Incarnations map[string]int64 // of topics, as in the snapshot
 	Wants        []Want
 }
 
@@ -122,7 +126,8 @@ type Revoke struct {
 	Token     int64
 }
 
-// Lose: ownership is gone already; stop at once and commit nothing.
+// Lose: ownership is gone already, or worth nothing any more since the topic is
+// another one; stop at once and commit nothing.
 type Lose struct {
 	Partition registry.Partition
 	Token     int64

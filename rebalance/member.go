@@ -193,7 +193,28 @@ func (m *Member) take(s Snapshot) []Action {
 	m.snapshot = &s
 	// A stale claim waits for this: it need not sit out its pause.
 	m.retryAt = 0
-	return m.divide()
+	return append(m.outlive(), m.divide()...)
+}
+
+// outlive drops what is held of topics that were deleted and created again: the
+// position reached in the former one means nothing in the new one, so that the
+// owner key is given up without a commit, and claimed anew if due.
+func (m *Member) outlive() []Action {
+	var out []Action
+	for _, p := range m.sorted() {
+		pt := m.parts[p]
+		if pt.state != owned && pt.state != draining || !m.outlived(p, pt.token) {
+			continue
+		}
+		pt.state = releasing
+		out = append(out, Lose{p, pt.token, "topic was deleted and created again"})
+	}
+	return out
+}
+
+// outlived tells whether an owner key is older than the topic it names.
+func (m *Member) outlived(p registry.Partition, token int64) bool {
+	return token < m.snapshot.Incarnations[p.Topic]
 }
 
 // divide is the rebalancing algorithm: for each topic that I subscribe to, the
@@ -278,7 +299,8 @@ func (m *Member) sendClaim(wants []Want) []Action {
 		return nil
 	}
 	m.number++
-	m.claim = &Claim{Number: m.number, Registration: *m.registration, Snapshot: m.snapshot.Revision, Wants: wants}
+	m.claim = &Claim{Number: m.number, Registration: *m.registration, Snapshot: m.snapshot.Revision,
+		Incarnations: m.snapshot.Incarnations, Wants: wants}
 	for _, w := range wants {
 		pt := m.parts[w.Partition]
 		pt.state, pt.stream = claiming, w.Stream
@@ -347,9 +369,9 @@ func (m *Member) outcome(w Want, pt *part, revision int64, o ClaimOutcome) []Act
 		pt.state, pt.token = idle, 0
 	case !o.Mine:
 		pt.state = waiting
-	case !due || stream != o.Stream:
-		// Not due any more, or claimed for another stream by a claim whose reply was
-		// lost. It was never delivered: nothing to drain.
+	case !due || stream != o.Stream || m.outlived(w.Partition, o.Token):
+		// Not due any more, or claimed for another stream or a former topic by a claim
+		// whose reply was lost. It was never delivered: nothing to drain.
 		pt.state = releasing
 	default:
 		pt.state, pt.stream = owned, stream

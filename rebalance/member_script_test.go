@@ -23,6 +23,8 @@ var rewrite = flag.Bool("rewrite", false, "write what the scripts give into them
 //	> registered 5                   at that revision
 //	> snapshot 10 registered 5 partitions 2 members c:1 d:2
 //	                                 consumer and number of streams
+//	... partitions 2 created 8 members ...
+//	                                 the revision at which t's record was created
 //	> answered 1 at 20 mine 18       to the first claim, an outcome for each partition:
 //	                                 mine TOKEN, held TOKEN, other TOKEN (mine, but
 //	                                 naming another thread); then perhaps stale, unknown
@@ -183,6 +185,10 @@ func parseSnapshot(w *words) rebalance.Event {
 	s.Topology = rebalance.Topology{}
 	for i := range n {
 		s.Topology["t"] = append(s.Topology["t"], tp(i))
+	}
+	if len(w.list) > 0 && w.list[0] == "created" {
+		w.must("created")
+		s.Incarnations = map[string]int64{"t": w.number()}
 	}
 	w.must("members")
 	for id := w.next(); id != ""; id = w.next() {

@@ -26,7 +26,9 @@ type world struct {
 	store   *memory.Store
 	group   registry.GroupPaths
 	now     time.Duration
-	counts  map[string]int // partitions of each topic
+	counts  map[string]int   // partitions of each topic; 0 while it is deleted
+	born    map[string]int64 // at which revision each topic's record was created
+	chores  []func()         // what is left to do of a deletion
 	members map[string]*simMember
 	log     []ownerEvent // every change of an owner key
 	owners  map[string]registry.KV
@@ -56,9 +58,52 @@ type simMember struct {
 var ctx = context.Background()
 
 func newWorld(t *testing.T, seed uint64) *world {
-	return &world{t: t, r: rand.New(rand.NewPCG(seed, 7)), store: memory.New(), group: registry.Root("").Group("g"),
-		counts: map[string]int{"a": 6, "b": 3}, members: map[string]*simMember{}, owners: map[string]registry.KV{},
+	w := &world{t: t, r: rand.New(rand.NewPCG(seed, 7)), store: memory.New(), group: registry.Root("").Group("g"),
+		counts: map[string]int{}, born: map[string]int64{}, members: map[string]*simMember{}, owners: map[string]registry.KV{},
 		tainted: map[registry.Partition]bool{}, now: 1}
+	w.create("a", 6)
+	w.create("b", 3)
+	return w
+}
+
+func (w *world) create(topic string, partitions int) {
+	res, err := w.store.Txn(ctx, registry.Txn{Then: []registry.Op{registry.Put(registry.Root("").Topic(topic), nil, 0)}})
+	w.must(err)
+	w.counts[topic], w.born[topic] = partitions, res.Revision
+}
+
+// deleteTopic deletes the record of a topic, and some time later its owner keys (unless
+// whoever did it knew of the record only); then the topic is there again, as another one.
+func (w *world) deleteTopic(topic string) {
+	partitions := w.counts[topic]
+	_, err := w.store.Txn(ctx, registry.Txn{Then: []registry.Op{registry.Delete(registry.Root("").Topic(topic))}})
+	w.must(err)
+	w.counts[topic] = 0
+	delete(w.born, topic)
+	w.snapshots()
+	thorough := w.r.IntN(3) > 0
+	w.chores = append(w.chores, func() {
+		for _, key := range slices.Sorted(maps.Keys(w.owners)) {
+			p, err := w.group.ParsePartition(key)
+			w.must(err)
+			if p.Topic == topic && thorough {
+				w.deleteOwner(p)
+			}
+		}
+		w.chores = append(w.chores, func() {
+			w.create(topic, partitions)
+			w.snapshots()
+		})
+	})
+}
+
+// deleteOwner deletes an owner key as an outsider, whoever has it.
+func (w *world) deleteOwner(p registry.Partition) {
+	w.tainted[p] = true
+	_, err := w.store.Txn(ctx, registry.Txn{Then: []registry.Op{registry.Delete(w.group.Owner(p))}})
+	w.must(err)
+	w.note()
+	w.fence(p)
 }
 
 func (w *world) topology() rebalance.Topology {
@@ -136,7 +181,7 @@ func (w *world) putRegistration(m *simMember) {
 func (w *world) snapshots() {
 	kvs, revision, err := registry.List(ctx, w.store, w.group.IDs(), 0)
 	w.must(err)
-	base := rebalance.Snapshot{Revision: revision, Topology: w.topology()}
+	base := rebalance.Snapshot{Revision: revision, Topology: w.topology(), Incarnations: maps.Clone(w.born)}
 	created := map[string]int64{}
 	for _, kv := range kvs {
 		id, err := w.group.ParseID(kv.Key)
@@ -237,7 +282,9 @@ func (w *world) claim(m *simMember, lease registry.LeaseID, a rebalance.Claim) r
 	run := func() {
 		var claims []registry.OwnerClaim
 		for _, want := range a.Wants {
-			claims = append(claims, registry.OwnerClaim{Key: w.group.Owner(want.Partition), Value: []byte(rebalance.ThreadID(m.id, want.Stream))})
+			topic := want.Partition.Topic
+			claims = append(claims, registry.OwnerClaim{Key: w.group.Owner(want.Partition), Value: []byte(rebalance.ThreadID(m.id, want.Stream)),
+				Topic: registry.Root("").Topic(topic), Incarnation: a.Incarnations[topic]})
 		}
 		results, revision, err := registry.Claim(ctx, w.store, lease,
 			registry.Guard{Registration: a.Registration, IDs: w.group.IDs(), Snapshot: a.Snapshot}, claims)
@@ -245,6 +292,10 @@ func (w *world) claim(m *simMember, lease registry.LeaseID, a rebalance.Claim) r
 		answer.Revision, answer.Stale = revision, errors.Is(err, registry.ErrStale)
 		answer.Unknown = err != nil && !answer.Stale
 		for i, r := range results {
+			topic := a.Wants[i].Partition.Topic
+			if r.Holder == nil && r.Token == revision && w.born[topic] != a.Incarnations[topic] {
+				w.t.Fatalf("%s became the owner of %s by a claim of %d, and the topic is of %d", m.id, a.Wants[i].Partition, a.Incarnations[topic], w.born[topic])
+			}
 			o := rebalance.ClaimOutcome{Mine: r.Holder == nil, Token: r.Token, Stream: a.Wants[i].Stream}
 			if string(r.Value) != string(claims[i].Value) {
 				o.Stream = -1
@@ -339,6 +390,12 @@ func (w *world) loseSession(m *simMember) {
 // advance carries out one thing that is due for some member; false if nothing is.
 func (w *world) advance() bool {
 	var due []func()
+	for i, chore := range w.chores {
+		due = append(due, func() {
+			w.chores = slices.Delete(w.chores, i, i+1)
+			chore()
+		})
+	}
 	for _, m := range w.sorted() {
 		for i := range m.pending {
 			due = append(due, func() {
@@ -382,7 +439,7 @@ func (w *world) disturb(next *int) {
 		w.step(m, rebalance.Leaving{})
 	case k == 2 && m != nil:
 		w.loseSession(m)
-	case k == 3 && w.counts["a"] < 12:
+	case k == 3 && w.counts["a"] > 0 && w.counts["a"] < 12:
 		w.counts["a"]++
 		// The topic's record is written too, which is what makes the revision move.
 		_, err := w.store.Txn(ctx, registry.Txn{Then: []registry.Op{registry.Put("/brokers/topics/a", nil, 0)}})
@@ -392,15 +449,13 @@ func (w *world) disturb(next *int) {
 		key := slices.Sorted(maps.Keys(w.owners))[w.r.IntN(len(w.owners))]
 		p, err := w.group.ParsePartition(key)
 		w.must(err)
-		w.tainted[p] = true
-		_, err = w.store.Txn(ctx, registry.Txn{Then: []registry.Op{registry.Delete(key)}})
-		w.must(err)
-		w.note()
-		w.fence(p)
+		w.deleteOwner(p)
 	case k == 5 && m != nil:
 		_, err := w.store.Txn(ctx, registry.Txn{Then: []registry.Op{registry.Delete(w.group.ID(m.id))}})
 		w.must(err)
 		w.snapshots()
+	case k == 6 && w.counts["a"] > 0 && w.counts["b"] > 0:
+		w.deleteTopic([]string{"a", "b"}[w.r.IntN(2)])
 	}
 }
 
@@ -460,8 +515,12 @@ func (w *world) verify() {
 	}
 	want, _ := rebalance.Assign(w.topology(), infos)
 	for p, thread := range want {
-		if got := string(w.owners[w.group.Owner(p)].Value); got != thread {
+		kv := w.owners[w.group.Owner(p)]
+		if got := string(kv.Value); got != thread {
 			w.t.Fatalf("%s is owned by %q, want %q", p, got, thread)
+		}
+		if kv.CreateRevision < w.born[p.Topic] {
+			w.t.Fatalf("%s is owned since %d, and its topic is of %d", p, kv.CreateRevision, w.born[p.Topic])
 		}
 	}
 	if len(w.owners) != len(want) {
@@ -477,7 +536,7 @@ func (w *world) verify() {
 }
 
 // In random runs with joins, departures, lost sessions, lost replies, late writes,
-// keys deleted by outsiders and stale news, at no moment do two members deliver
+// keys deleted by outsiders, topics deleted and made again, and stale news, at no moment do two members deliver
 // one partition, and after quiet each partition has the owner that the strategy says.
 func TestMembersInRandomOrder(t *testing.T) {
 	if *simSeed != 0 {

@@ -11,7 +11,7 @@ import (
 // of the group subscribes to are read. Records that cannot be parsed are left out
 // and returned as errors that name their keys: one bad record must not stop a group.
 func ReadSnapshot(root registry.Root, group registry.GroupPaths, self string, revision int64, ids, topics []registry.KV) (Snapshot, []error) {
-	s := Snapshot{Revision: revision, Topology: Topology{}}
+	s := Snapshot{Revision: revision, Topology: Topology{}, Incarnations: map[string]int64{}}
 	var errs []error
 	wanted := map[string]bool{}
 	for _, kv := range ids {
@@ -48,7 +48,7 @@ func ReadSnapshot(root registry.Root, group registry.GroupPaths, self string, re
 		case err != nil && wanted[name]:
 			errs = append(errs, err)
 		case ok && wanted[name]:
-			s.Topology[name] = rec.List(name)
+			s.Topology[name], s.Incarnations[name] = rec.List(name), kv.CreateRevision
 		}
 	}
 	return s, errs

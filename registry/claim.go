@@ -7,8 +7,8 @@ import (
 )
 
 // ErrStale refuses claims whose guard does not hold any more: the claimer's
-// registration is not the one it believes in, or a member registered after the
-// snapshot that the claim was computed from.
+// registration is not the one it believes in, a member registered after the
+// snapshot that the claim was computed from, or a topic was deleted since.
 var ErrStale = errors.New("claim was computed from a stale snapshot")
 
 // Guard is what a claim is conditional on, besides the key being free.
@@ -22,6 +22,11 @@ type Guard struct {
 type OwnerClaim struct {
 	Key   string
 	Value []byte // consumer thread id
+	// Topic is the key of the topic's record, which must be the one created at
+	// Incarnation: a claim that comes late must not make an owner of a deleted topic,
+	// nor of another one that has its name by then. Empty: no topic is looked at.
+	Topic       string
+	Incarnation int64
 }
 
 // ClaimResult is the outcome for one owner key. Token is the create-revision of
@@ -59,7 +64,12 @@ func Claim(ctx context.Context, st Store, lease LeaseID, g Guard, claims []Owner
 			ModifiedAt(g.Registration.Key, g.Registration.Revision),
 			UnmodifiedSince(g.IDs, g.Snapshot),
 		}}
+		looked := map[string]bool{}
 		for _, c := range part {
+			if c.Topic != "" && !looked[c.Topic] {
+				looked[c.Topic] = true
+				t.If = append(t.If, CreatedAt(c.Topic, c.Incarnation))
+			}
 			t.Then = append(t.Then, Nested(createOwned(c.Key, c.Value, lease)))
 		}
 		res, err := st.Txn(ctx, t)

@@ -285,7 +285,8 @@ func (d *driver) claim(s *registry.Session, a rebalance.Claim) {
 	defer cancel()
 	claims := make([]registry.OwnerClaim, len(a.Wants))
 	for i, w := range a.Wants {
-		claims[i] = registry.OwnerClaim{Key: d.c.group.Owner(w.Partition), Value: []byte(rebalance.ThreadID(d.c.cfg.ID, w.Stream))}
+		claims[i] = registry.OwnerClaim{Key: d.c.group.Owner(w.Partition), Value: []byte(rebalance.ThreadID(d.c.cfg.ID, w.Stream)),
+			Topic: d.c.cfg.Root.Topic(w.Partition.Topic), Incarnation: a.Incarnations[w.Partition.Topic]}
 	}
 	guard := registry.Guard{Registration: a.Registration, IDs: d.c.group.IDs(), Snapshot: a.Snapshot}
 	results, revision, err := registry.Claim(ctx, d.store, s.Lease(), guard, claims)

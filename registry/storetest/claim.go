@@ -18,6 +18,7 @@ func claimCases() []Case {
 		{"claim/race", claimRace},
 		{"claim/stale", claimStale},
 		{"claim/150 partitions", claimMany},
+		{"claim/150 topics, one of them deleted", claimTopics},
 		{"claim/lease ends", claimLeaseEnds},
 		{"claim/refused", claimRefused},
 		{"release", releaseCase},
@@ -275,6 +276,43 @@ func claimMany(t *testing.T, st registry.Store, prefix string) {
 }
 
 // case 63: no key without a lease, whenever the lease ends.
+// A claim is of a topic as it was seen: not of one that was deleted, nor of its
+// successor of the same name.
+func claimTopics(t *testing.T, st registry.Store, prefix string) {
+	a := join(t, st, prefix, "a")
+	root := registry.Root(strings.TrimSuffix(prefix, "/"))
+	var claims []registry.OwnerClaim
+	for i := range 150 {
+		topic := fmt.Sprintf("t%d", i)
+		created := put(t, st, root.Topic(topic), "x")
+		claims = append(claims, registry.OwnerClaim{Key: a.group.Owner(registry.Partition{Topic: topic}), Value: []byte("a-0"),
+			Topic: root.Topic(topic), Incarnation: created})
+	}
+	last := claims[149]
+	refused := func() {
+		t.Helper()
+		_, _, err := registry.Claim(within(t), st, a.s.Lease(), a.guard(), []registry.OwnerClaim{last})
+		wantErr(t, err, registry.ErrStale)
+		if kv := get(t, st, last.Key); kv != nil {
+			t.Fatalf("a refused claim left %+v", kv)
+		}
+	}
+	do(t, st, registry.Delete(last.Topic))
+	refused()
+	claims[149].Incarnation = put(t, st, last.Topic, "x")
+	refused()
+	put(t, st, last.Topic, "y") // a new value is not a new topic
+	results, _, err := registry.Claim(within(t), st, a.s.Lease(), a.guard(), claims)
+	if err != nil || len(results) != 150 {
+		t.Fatalf("%d results, error %v", len(results), err)
+	}
+	for i, r := range results {
+		if r.Holder != nil {
+			t.Fatalf("claim %d: %v", i, r.Holder)
+		}
+	}
+}
+
 func claimLeaseEnds(t *testing.T, st registry.Store, prefix string) {
 	a, b := join(t, st, prefix, "a"), join(t, st, prefix, "b")
 	guard := a.guard()
