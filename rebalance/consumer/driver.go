@@ -158,6 +158,7 @@ func (d *driver) takeSnapshot() {
 	d.fetch.seed(d.brokerAddresses(s.Under(viewBrokers)))
 	snapshot, bad := rebalance.ReadSnapshot(d.c.cfg.Root, d.c.group, d.c.cfg.ID, s.Revision, s.Under(viewIDs), s.Under(viewTopics))
 	d.complain(bad)
+	d.fetch.topics(snapshot.Incarnations)
 	d.step(snapshot)
 }
 

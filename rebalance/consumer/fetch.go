@@ -29,6 +29,8 @@ type fetcher struct {
 	want   map[topicNumber]source
 	adds   uint64
 	resume []*delivery
+
+	incarnations map[string]int64
 }
 
 // source is what is to be read of a partition, for whom and from where. It is
@@ -103,6 +105,16 @@ func (f *fetcher) seed(addresses []string) {
 	close(f.ready)
 }
 
+// topics says at which revision each topic of the group was created.
+func (f *fetcher) topics(incarnations map[string]int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !maps.Equal(incarnations, f.incarnations) {
+		f.incarnations = incarnations
+		notify(f.wake)
+	}
+}
+
 // topicNumber is what a broker calls a partition.
 type topicNumber struct {
 	topic  string
@@ -169,7 +181,13 @@ type reading struct {
 	f      *fetcher
 	client *kgo.Client
 	active map[topicNumber]source
+	topics map[string]int64          // the incarnation under which the client knows each topic
 	failed map[topicNumber]time.Time // when a failure was last logged
+}
+
+func newReading(f *fetcher, client *kgo.Client) *reading {
+	return &reading{f: f, client: client, active: map[topicNumber]source{},
+		topics: map[string]int64{}, failed: map[topicNumber]time.Time{}}
 }
 
 // run carries what is fetched to the queues of the deliveries.
@@ -179,7 +197,7 @@ func (f *fetcher) run() {
 	if err != nil {
 		return
 	}
-	r := &reading{f: f, client: client, active: map[topicNumber]source{}, failed: map[topicNumber]time.Time{}}
+	r := newReading(f, client)
 	for ctx.Err() == nil {
 		r.reconcile()
 		// A poll that is cancelled leaves what it found for the next one.
@@ -207,6 +225,7 @@ func (r *reading) reconcile() {
 	want := maps.Clone(r.f.want)
 	resume := r.f.resume
 	r.f.resume = nil
+	incarnations := r.f.incarnations
 	r.f.mu.Unlock()
 	ended := map[string][]int32{}
 	for tn, s := range r.active {
@@ -219,6 +238,7 @@ func (r *reading) reconcile() {
 		r.client.RemoveConsumePartitions(ended)
 		r.client.ResumeFetchPartitions(ended)
 	}
+	r.forget(incarnations)
 	begin := map[string]map[int32]kgo.Offset{}
 	for tn, s := range want {
 		if _, there := r.active[tn]; there {
@@ -229,6 +249,9 @@ func (r *reading) reconcile() {
 		}
 		begin[tn.topic][tn.number] = kgo.NewOffset().At(s.offset)
 		r.active[tn] = s
+		if r.topics[tn.topic] == 0 {
+			r.topics[tn.topic] = incarnations[tn.topic]
+		}
 	}
 	if len(begin) > 0 {
 		r.client.AddConsumePartitions(begin)
@@ -242,6 +265,23 @@ func (r *reading) reconcile() {
 	if len(goOn) > 0 {
 		r.client.ResumeFetchPartitions(goOn)
 	}
+}
+
+// forget makes the client forget topics that were deleted: it would ask for them
+// without end, and would not read a new topic of the same name, whose id is another.
+func (r *reading) forget(incarnations map[string]int64) {
+	reads := map[string]bool{}
+	for tn := range r.active {
+		reads[tn.topic] = true
+	}
+	var gone []string
+	for topic, incarnation := range r.topics {
+		if incarnations[topic] != incarnation && !reads[topic] {
+			gone = append(gone, topic)
+			delete(r.topics, topic)
+		}
+	}
+	r.client.PurgeTopicsFromConsuming(gone...)
 }
 
 // dispatch takes what one poll brought of one partition.

@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -215,7 +216,7 @@ func TestReconcile(t *testing.T) {
 	b.must(err)
 	defer client.Close()
 	f, limit := b.d.fetch, b.d.c.cfg.MaxBufferedBytes
-	r := &reading{f: f, client: client, active: map[topicNumber]source{}}
+	r := newReading(f, client)
 	o := b.own(0, 0)
 	read := func() (offset int64) {
 		r.reconcile()
@@ -248,4 +249,43 @@ func TestReconcile(t *testing.T) {
 	if !o.queue.paused || len(r.active) != 0 {
 		t.Error("resumed though it is not read any more")
 	}
+}
+
+// The client forgets a topic that was deleted once nothing of it is read any more, and
+// before it is read under the id of a new one.
+func TestDeletedTopicsAreForgotten(t *testing.T) {
+	b := newBench(t, time.Hour, quiet, nil)
+	defer b.close()
+	client, err := kgo.NewClient(kgo.SeedBrokers("127.0.0.1:1"), kgo.ConsumeResetOffset(kgo.NoResetOffset()))
+	b.must(err)
+	defer client.Close()
+	f := b.d.fetch
+	r := newReading(f, client)
+	o := b.own(0, 0)
+	topic := o.partition.Topic
+	step := func(incarnation, want int64) {
+		t.Helper()
+		f.topics(map[string]int64{topic: incarnation})
+		r.reconcile()
+		if r.topics[topic] != want {
+			t.Errorf("the client knows the topic of %d, want %d", r.topics[topic], want)
+		}
+		if known := slices.Contains(client.GetConsumeTopics(), topic); known != (want != 0) {
+			t.Errorf("the client knows the topic: %v", known)
+		}
+	}
+	step(7, 0)
+	f.add(o, 3)
+	step(7, 7)
+	step(9, 7) // a delivery of the former topic is still there
+	b.d.table.remove(o)
+	f.remove(o)
+	step(9, 0)
+	o = b.own(0, 0)
+	f.add(o, 0)
+	step(9, 9)
+	b.d.table.remove(o)
+	f.remove(o)
+	step(9, 9) // not read for now, but not deleted either
+	step(0, 0)
 }
