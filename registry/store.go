@@ -263,10 +263,15 @@ const listPage = 5000
 // List reads all keys under prefix at one revision: the given one, or if that
 // is 0 the present one. It returns the revision it read at.
 func List(ctx context.Context, st Store, prefix string, revision int64) ([]KV, int64, error) {
+	return listPages(ctx, st, prefix, revision, 0)
+}
+
+// listPages is List with a limit for each call of the store, if that is not 0.
+func listPages(ctx context.Context, st Store, prefix string, revision int64, limit time.Duration) ([]KV, int64, error) {
 	var kvs []KV
 	req := RangeRequest{Key: prefix, Prefix: true, Revision: revision, Limit: listPage}
 	for {
-		res, err := st.Range(ctx, req)
+		res, err := rangeWithin(ctx, st, req, limit)
 		if err != nil {
 			return nil, 0, err
 		}
@@ -279,6 +284,15 @@ func List(ctx context.Context, st Store, prefix string, revision int64) ([]KV, i
 		}
 		req.After = res.KVs[len(res.KVs)-1].Key
 	}
+}
+
+func rangeWithin(ctx context.Context, st Store, req RangeRequest, limit time.Duration) (RangeResult, error) {
+	if limit == 0 {
+		return st.Range(ctx, req)
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	return st.Range(ctx, req)
 }
 
 // GetKey reads one key; nil if it is not there.

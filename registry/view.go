@@ -2,27 +2,53 @@ package registry
 
 import (
 	"cmp"
-	"maps"
+	"iter"
 	"slices"
+
+	"github.com/tidwall/btree"
 )
 
+// keyMap is what stands under one prefix, in byte order. A copy costs nothing: the
+// two share what neither has changed since.
+type keyMap = btree.Map[string, KV]
+
 // A Snapshot is what stood under a View's prefixes at one revision. It is
-// immutable.
+// immutable, and taking one costs no more in a big View than in a small one.
 type Snapshot struct {
 	Revision int64
-	keys     []map[string]KV // by prefix, in the order of the View
+	keys     []*keyMap // by prefix, in the order of the View
 }
 
 // Under returns the keys under the i-th prefix of the View, in byte order.
 func (s Snapshot) Under(i int) []KV {
+	kvs := make([]KV, 0, s.Len(i))
+	return slices.AppendSeq(kvs, s.All(i))
+}
+
+// All goes through the keys under the i-th prefix of the View, in byte order,
+// without copying them.
+func (s Snapshot) All(i int) iter.Seq[KV] {
+	return func(yield func(KV) bool) {
+		if i < len(s.keys) {
+			s.keys[i].Scan(func(_ string, kv KV) bool { return yield(kv) })
+		}
+	}
+}
+
+// Get returns one key under the i-th prefix of the View.
+func (s Snapshot) Get(i int, key string) (KV, bool) {
 	if i >= len(s.keys) {
-		return nil
+		return KV{}, false
 	}
-	kvs := make([]KV, 0, len(s.keys[i]))
-	for _, name := range slices.Sorted(maps.Keys(s.keys[i])) {
-		kvs = append(kvs, s.keys[i][name])
+	return s.keys[i].Get(key)
+}
+
+// Len is how many keys stand under the i-th prefix of the View.
+func (s Snapshot) Len(i int) int {
+	if i >= len(s.keys) {
+		return 0
 	}
-	return kvs
+	return s.keys[i].Len()
 }
 
 // viewMachine keeps several prefixes in step. Each has a watch of its own that
@@ -36,27 +62,26 @@ type viewMachine struct {
 }
 
 type viewPart struct {
-	keys    map[string]KV
-	shared  bool // keys is part of a snapshot that was handed out: copy before writing
+	keys    *keyMap
 	reached int64
 	ahead   []WatchResponse // events beyond the machine's revision
 }
 
-// load replaces everything by lists taken at one revision, and returns the
-// difference as events: the one right answer to a gap in a watch.
+// load replaces everything by lists taken at one revision, each in byte order, and
+// returns the difference as events: the one right answer to a gap in a watch.
 func (m *viewMachine) load(revision int64, lists [][]KV) []Event {
 	var events []Event
 	parts := make([]viewPart, len(lists))
 	for i, list := range lists {
-		keys := make(map[string]KV, len(list))
+		keys := &keyMap{}
 		for _, kv := range list {
-			keys[kv.Key] = kv
+			keys.Load(kv.Key, kv)
 		}
-		var old map[string]KV
+		old := &keyMap{}
 		if i < len(m.parts) {
 			old = m.parts[i].keys
 		}
-		events = append(events, difference(revision, old, keys)...)
+		events = appendDifference(events, revision, old, list)
 		parts[i] = viewPart{keys: keys, reached: revision}
 	}
 	m.parts, m.revision = parts, revision
@@ -69,22 +94,31 @@ func inOrder(events []Event) {
 	slices.SortStableFunc(events, func(a, b Event) int { return cmp.Compare(a.ModRevision, b.ModRevision) })
 }
 
-func difference(revision int64, old, now map[string]KV) []Event {
-	var events []Event
-	for _, name := range slices.Sorted(maps.Keys(old)) {
-		was := old[name]
-		is, there := now[name]
-		switch {
-		case !there:
-			events = append(events, Event{KV: KV{Key: name, ModRevision: revision}, Deleted: true, Previous: &was})
-		case is.ModRevision != was.ModRevision:
-			events = append(events, Event{KV: is, Previous: &was})
-		}
+// appendDifference walks the old state and the new list side by side.
+func appendDifference(events []Event, revision int64, old *keyMap, now []KV) []Event {
+	events = slices.Grow(events, max(len(now)-old.Len(), 0))
+	gone := func(was KV) {
+		events = append(events, Event{KV: KV{Key: was.Key, ModRevision: revision}, Deleted: true, Previous: &was})
 	}
-	for _, name := range slices.Sorted(maps.Keys(now)) {
-		if _, there := old[name]; !there {
-			events = append(events, Event{KV: now[name]})
+	before := old.Iter()
+	more := before.First()
+	for _, is := range now {
+		for more && before.Key() < is.Key {
+			gone(before.Value())
+			more = before.Next()
 		}
+		if more && before.Key() == is.Key {
+			if before.Value().ModRevision != is.ModRevision {
+				was := before.Value()
+				events = append(events, Event{KV: is, Previous: &was})
+			}
+			more = before.Next()
+			continue
+		}
+		events = append(events, Event{KV: is})
+	}
+	for ; more; more = before.Next() {
+		gone(before.Value())
 	}
 	return events
 }
@@ -148,27 +182,25 @@ func (m *viewMachine) apply() []Event {
 }
 
 func (p *viewPart) put(e Event) Event {
-	if p.shared {
-		p.keys, p.shared = maps.Clone(p.keys), false
-	}
-	if was, there := p.keys[e.Key]; there {
-		e.Previous = &was
-	}
+	var was KV
+	var there bool
 	if e.Deleted {
-		delete(p.keys, e.Key)
+		was, there = p.keys.Delete(e.Key)
 	} else {
-		kv := e.KV
-		p.keys[e.Key] = kv
+		was, there = p.keys.Set(e.Key, e.KV)
+	}
+	e.Previous = nil
+	if there {
+		e.Previous = &was
 	}
 	return e
 }
 
 // snapshot hands out the present state.
 func (m *viewMachine) snapshot() Snapshot {
-	s := Snapshot{Revision: m.revision, keys: make([]map[string]KV, len(m.parts))}
+	s := Snapshot{Revision: m.revision, keys: make([]*keyMap, len(m.parts))}
 	for i := range m.parts {
-		m.parts[i].shared = true
-		s.keys[i] = m.parts[i].keys
+		s.keys[i] = m.parts[i].keys.Copy()
 	}
 	return s
 }

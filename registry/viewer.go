@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -14,9 +15,46 @@ import (
 type ViewOptions struct {
 	// Stall is how long the View may hear nothing from the store before it says
 	// so with Trouble. It asks for progress four times in that time, and lists
-	// again after half of it. Zero means 3 s.
-	Stall  time.Duration
-	Logger *slog.Logger // nil discards
+	// again after half of it. Half of the session's granted time to live is right
+	// where the View stands for the health of a session. Zero means 3 s.
+	Stall time.Duration
+	// Listener, which may be nil, is told how the View fares, by the View's
+	// goroutine. It must not block, nor call Close.
+	Listener func(ViewEvent)
+	Logger   *slog.Logger // nil discards
+}
+
+// ViewEventKind tells what happened to a View.
+type ViewEventKind int
+
+const (
+	// ViewTrouble: the store has said nothing for ViewOptions.Stall, so what the
+	// View shows may be old. Told once; Recovered follows when it is over. It is a
+	// session's trouble too: Session.Check makes the session find out how it stands.
+	ViewTrouble ViewEventKind = iota
+	// ViewRecovered: the trouble is over, and the View shows what the store holds.
+	ViewRecovered
+	// ViewRelisted: a watch ended or was silent, so the prefixes were listed again
+	// and the difference was delivered.
+	ViewRelisted
+)
+
+// ViewEvent is told to ViewOptions.Listener.
+type ViewEvent struct {
+	Kind     ViewEventKind
+	Revision int64         // of what the View shows
+	Silent   time.Duration // how long the store has said nothing, or had when it was heard again
+	Err      error         // the latest failure, or why the prefixes were listed again
+}
+
+func (e ViewEvent) String() string {
+	switch e.Kind {
+	case ViewTrouble:
+		return fmt.Sprintf("view is in trouble: the registry has said nothing for %.1f s: %v", e.Silent.Seconds(), e.Err)
+	case ViewRecovered:
+		return fmt.Sprintf("view has recovered at revision %d after %.1f s", e.Revision, e.Silent.Seconds())
+	}
+	return fmt.Sprintf("view was listed again at revision %d: %v", e.Revision, e.Err)
 }
 
 // View keeps a live copy of what stands under some prefixes. It lists them at
@@ -30,7 +68,8 @@ type View struct {
 	stopped  chan struct{}
 	changed  chan struct{} // holds a token after a change that nobody has taken
 	trouble  chan struct{} // likewise after a stall
-	heard    time.Duration // when the store last said something; of the View's goroutine
+	heard    atomic.Int64  // when the store last said something about every prefix
+	troubled bool          // Trouble was told, Recovered not yet; of the View's goroutine
 
 	mu       sync.Mutex
 	machine  viewMachine
@@ -52,7 +91,7 @@ func OpenView(ctx context.Context, st Store, prefixes []string, o ViewOptions, o
 	}
 	v := &View{store: st, prefixes: prefixes, o: o, onChange: onChange,
 		stopped: make(chan struct{}), changed: make(chan struct{}, 1), trouble: make(chan struct{}, 1)}
-	if err := v.list(ctx); err != nil {
+	if err := v.list(ctx, 0); err != nil {
 		return nil, err
 	}
 	run, cancel := context.WithCancel(context.Background())
@@ -68,11 +107,24 @@ func (v *View) Snapshot() Snapshot {
 	return v.machine.snapshot()
 }
 
+// Revision is that of Snapshot, without taking one.
+func (v *View) Revision() int64 {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.machine.revision
+}
+
+// Heard is how long ago the store last said something about every prefix: that it
+// changed, or that it did not. In a healthy View it stays below about a quarter of
+// ViewOptions.Stall.
+func (v *View) Heard() time.Duration { return v.store.Now() - time.Duration(v.heard.Load()) }
+
 // Changed receives after one or more changes; take Snapshot then.
 func (v *View) Changed() <-chan struct{} { return v.changed }
 
-// Trouble receives when the store has said nothing for ViewOptions.Stall: what
-// the View shows may be old.
+// Trouble receives when the store has said nothing for ViewOptions.Stall, and
+// again as long as that lasts: what the View shows may be old. To be told once, and
+// of the end too, use ViewOptions.Listener.
 func (v *View) Trouble() <-chan struct{} { return v.trouble }
 
 // Close ends the View and waits for its goroutines.
@@ -81,12 +133,14 @@ func (v *View) Close() {
 	<-v.stopped
 }
 
-// list loads all prefixes at one revision.
-func (v *View) list(ctx context.Context) error {
+// list loads all prefixes at one revision. The whole is bounded by ctx, and each
+// call of the store by limit if that is not 0: many keys may take their time, as
+// long as the store goes on answering.
+func (v *View) list(ctx context.Context, limit time.Duration) error {
 	var revision int64
 	lists := make([][]KV, len(v.prefixes))
 	for i, prefix := range v.prefixes {
-		kvs, at, err := List(ctx, v.store, prefix, revision)
+		kvs, at, err := listPages(ctx, v.store, prefix, revision, limit)
 		if err != nil {
 			return fmt.Errorf("list %s: %w", prefix, err)
 		}
@@ -96,7 +150,7 @@ func (v *View) list(ctx context.Context) error {
 	defer v.mu.Unlock()
 	events := v.machine.load(revision, lists)
 	v.publish(events)
-	v.heard = v.store.Now()
+	v.heard.Store(int64(v.store.Now()))
 	return nil
 }
 
@@ -133,33 +187,55 @@ func (v *View) run(ctx context.Context) {
 	pause := min(minRelistPause, longest)
 	for {
 		began := v.store.Now()
-		err := v.follow(ctx)
-		if ctx.Err() != nil {
-			return
-		}
+		why := v.follow(ctx)
 		if v.store.Now()-began > maxRelistPause {
 			pause = min(minRelistPause, longest)
 		}
-		v.o.Logger.Debug("watch ended, listing again", "error", err)
 		for listed := false; !listed; {
 			if !sleep(ctx, pause) {
 				return
 			}
 			pause = min(2*pause, longest)
-			limited, cancel := context.WithTimeout(ctx, v.o.Stall/4)
-			err := v.list(limited)
-			cancel()
-			if listed = err == nil; !listed {
-				if ctx.Err() != nil {
-					return
-				}
-				if v.store.Now()-v.heard >= v.o.Stall {
-					v.o.Logger.Debug("view hears nothing from the store", "error", err)
-					notify(v.trouble)
-				}
+			silent := v.Heard()
+			err := v.list(ctx, v.o.Stall/4)
+			if ctx.Err() != nil {
+				return
+			}
+			if listed = err == nil; listed {
+				v.relisted(silent, why)
+			} else {
+				v.notListed(err)
 			}
 		}
 	}
+}
+
+func (v *View) tell(e ViewEvent) {
+	e.Revision = v.Revision()
+	v.o.Logger.Debug(e.String())
+	if v.o.Listener != nil {
+		v.o.Listener(e)
+	}
+}
+
+func (v *View) relisted(silent time.Duration, why error) {
+	v.tell(ViewEvent{Kind: ViewRelisted, Silent: silent, Err: why})
+	if v.troubled {
+		v.troubled = false
+		v.tell(ViewEvent{Kind: ViewRecovered, Silent: silent})
+	}
+}
+
+func (v *View) notListed(err error) {
+	silent := v.Heard()
+	if silent < v.o.Stall {
+		return
+	}
+	if !v.troubled {
+		v.troubled = true
+		v.tell(ViewEvent{Kind: ViewTrouble, Silent: silent, Err: err})
+	}
+	notify(v.trouble)
 }
 
 func sleep(ctx context.Context, d time.Duration) bool {
@@ -192,8 +268,8 @@ func (v *View) follow(parent context.Context) error {
 	defer readers.Wait()
 	defer cancel()
 	responses := make(chan partResponse)
-	heard := slices.Repeat([]time.Duration{v.heard}, len(v.prefixes))
-	from := v.Snapshot().Revision + 1
+	heard := slices.Repeat([]int64{v.heard.Load()}, len(v.prefixes))
+	from := v.Revision() + 1
 	for i, prefix := range v.prefixes {
 		ch := v.store.Watch(ctx, prefix, from)
 		readers.Go(func() { pass(ctx, i, ch, responses) })
@@ -216,8 +292,8 @@ func (v *View) follow(parent context.Context) error {
 			case r.Err != nil:
 				return r.Err
 			}
-			heard[r.part] = v.store.Now()
-			v.heard = slices.Min(heard) // one watch that hangs must not hide behind the others
+			heard[r.part] = int64(v.store.Now())
+			v.heard.Store(slices.Min(heard)) // one watch that hangs must not hide behind the others
 			wanted, reached := v.take(r)
 			if reached >= asked {
 				asked = 0
@@ -231,7 +307,7 @@ func (v *View) follow(parent context.Context) error {
 				continue
 			}
 		case <-tick.C:
-			if v.store.Now()-v.heard >= v.o.Stall/2 {
+			if v.Heard() >= v.o.Stall/2 {
 				return errSilent
 			}
 		}
