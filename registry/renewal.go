@@ -12,6 +12,8 @@ import "time"
 type renewal struct {
 	deadline time.Duration
 	ttl      time.Duration
+	renewed  time.Duration // when the request that was answered last was sent
+	stalled  bool          // a renewal is overdue
 	sentAt   time.Duration // of the request under way
 	waiting  bool          // for the answer to the request under way
 	open     bool          // a stream is there
@@ -31,6 +33,13 @@ const (
 	marginShare  = 10
 	renewalShare = 3 // a renewal every third of the time to live: two may fail
 
+	// A renewal is overdue when half of the time to live has passed since the last:
+	// the answer has then taken a sixth of it, and there is time left to act.
+	stallShare = 2
+
+	// A request that was sent less than checkPause ago is a check already.
+	checkPause = 200 * time.Millisecond
+
 	// A broken stream is opened again after a pause that doubles.
 	minReopenPause = 50 * time.Millisecond
 	maxReopenPause = time.Second
@@ -40,17 +49,20 @@ type renewalInput struct {
 	answered bool
 	ttl      time.Duration // with answered
 	broken   bool
+	check    bool // renew at once, on a new stream
 }
 
 type renewalAction struct {
-	lost   error // the session is over
-	reopen bool  // first open a new stream in place of the present one
-	send   bool  // send a renewal now
-	wake   time.Duration
+	lost    error // the session is over
+	reopen  bool  // first open a new stream in place of the present one
+	send    bool  // send a renewal now
+	stalled bool  // a renewal has become overdue
+	resumed bool  // the overdue renewal was answered after all
+	wake    time.Duration
 }
 
 func newRenewal(sentAt, ttl time.Duration) *renewal {
-	m := &renewal{ttl: ttl, backoff: minReopenPause}
+	m := &renewal{ttl: ttl, renewed: sentAt, backoff: minReopenPause}
 	m.deadline = sentAt + ttl - margin(ttl)
 	m.nextSend = sentAt + ttl/renewalShare
 	return m
@@ -66,13 +78,15 @@ func (m *renewal) step(now time.Duration, in renewalInput) renewalAction {
 	if now >= m.deadline {
 		return renewalAction{lost: ErrSessionExpired}
 	}
+	var act renewalAction
 	switch {
 	case in.answered && m.waiting:
 		m.waiting = false
 		if in.ttl <= 0 {
 			return renewalAction{lost: ErrLeaseGone}
 		}
-		m.ttl = in.ttl
+		m.ttl, m.renewed = in.ttl, m.sentAt
+		act.resumed, m.stalled = m.stalled, false
 		m.deadline = max(m.deadline, m.sentAt+in.ttl-margin(in.ttl))
 		m.nextSend = m.sentAt + in.ttl/renewalShare
 		m.backoff = minReopenPause
@@ -80,13 +94,15 @@ func (m *renewal) step(now time.Duration, in renewalInput) renewalAction {
 		m.open, m.waiting = false, false
 		m.nextSend = now + m.backoff
 		m.backoff = min(2*m.backoff, maxReopenPause)
+	case in.check && now >= m.sentAt+checkPause:
+		m.open, m.waiting = false, false
+		m.nextSend = now
 	}
 	if m.waiting && now >= m.sentAt+m.ttl/renewalShare {
 		// The answer is overdue: another stream may reach another member.
 		m.open, m.waiting = false, false
 		m.nextSend = now
 	}
-	var act renewalAction
 	if !m.waiting && now >= m.nextSend {
 		act.reopen = !m.open
 		act.send = true
@@ -95,6 +111,13 @@ func (m *renewal) step(now time.Duration, in renewalInput) renewalAction {
 	next := m.nextSend
 	if m.waiting {
 		next = m.sentAt + m.ttl/renewalShare
+	}
+	if overdue := m.renewed + m.ttl/stallShare; !m.stalled {
+		if act.stalled = now >= overdue; act.stalled {
+			m.stalled = true
+		} else {
+			next = min(next, overdue)
+		}
 	}
 	act.wake = min(next, m.deadline) - now
 	return act

@@ -24,8 +24,54 @@ var (
 type SessionOptions struct {
 	// TTL is how long the store keeps the session's keys after the last renewal.
 	// Zero means 6 s, ZooKeeper's default.
-	TTL    time.Duration
-	Logger *slog.Logger // nil discards
+	TTL time.Duration
+	// Listener, which may be nil, is told of the session's life: of its opening
+	// before OpenSession returns, of the rest by the session's goroutine. It must
+	// not block, for that goroutine renews the lease, nor call Close.
+	Listener func(SessionEvent)
+	Logger   *slog.Logger // nil discards
+}
+
+// SessionEventKind tells what happened to a session.
+type SessionEventKind int
+
+const (
+	// SessionOpened: a lease was granted, for TTL.
+	SessionOpened SessionEventKind = iota
+	// SessionStalled: half of the time to live has passed without a renewal. The
+	// session ends in Left, unless one is answered before.
+	SessionStalled
+	// SessionResumed: the renewal that was overdue was answered.
+	SessionResumed
+	// SessionLost: the session is over, for the reason Err. The last event.
+	SessionLost
+	// SessionClosed: Close was called on a living session. The last event.
+	SessionClosed
+)
+
+// SessionEvent is told to SessionOptions.Listener. Renewals are too many to be
+// told: see Session.Renewed and Session.Left.
+type SessionEvent struct {
+	Kind  SessionEventKind
+	Lease LeaseID
+	TTL   time.Duration // as granted
+	Left  time.Duration // until the session's own deadline
+	Err   error         // with SessionLost
+}
+
+func (e SessionEvent) String() string {
+	lease := LeaseText(e.Lease)
+	switch e.Kind {
+	case SessionOpened:
+		return fmt.Sprintf("session opened (lease %s, time to live %s)", lease, e.TTL)
+	case SessionStalled:
+		return fmt.Sprintf("session is not renewed (lease %s, %.1f s left)", lease, e.Left.Seconds())
+	case SessionResumed:
+		return fmt.Sprintf("session is renewed again (lease %s, %.1f s left)", lease, e.Left.Seconds())
+	case SessionLost:
+		return fmt.Sprintf("session lost (lease %s): %v", lease, e.Err)
+	}
+	return fmt.Sprintf("session closed (lease %s)", lease)
 }
 
 // Limits of SessionOptions.TTL, those of zookeeper.session.timeout.ms.
@@ -41,12 +87,21 @@ const (
 // of its keys must be preceded by a look at Alive.
 type Session struct {
 	store    Store
-	lease    Lease
+	lease    LeaseID
 	log      *slog.Logger
+	listener func(SessionEvent)
+	ttl      atomic.Int64 // as the store granted it last
+	renewed  atomic.Int64 // when the renewal that was answered last was sent
 	deadline atomic.Int64 // on the store's clock; 0 once dead
 	ctx      context.Context
 	end      context.CancelCauseFunc
+	checks   chan struct{} // holds a token if a renewal is wanted at once
 	stopped  chan struct{} // closed when the goroutine of the session has ended
+
+	mu     sync.Mutex
+	owns   map[string]*Ownership // by key: those that last or are waited for
+	closed bool
+	work   sync.WaitGroup // goroutines of its Ownerships
 }
 
 // OpenSession grants a lease and keeps it alive in a goroutine that Close, or
@@ -66,12 +121,15 @@ func OpenSession(ctx context.Context, st Store, o SessionOptions) (*Session, err
 	if err != nil {
 		return nil, fmt.Errorf("grant a lease of %s: %w", o.TTL, err)
 	}
-	s := &Session{store: st, lease: lease, stopped: make(chan struct{})}
+	s := &Session{store: st, lease: lease.ID, listener: o.Listener, checks: make(chan struct{}, 1),
+		stopped: make(chan struct{}), owns: map[string]*Ownership{}}
 	s.log = o.Logger.With("lease", LeaseText(lease.ID))
 	s.ctx, s.end = context.WithCancelCause(context.Background())
 	m := newRenewal(asked, lease.TTL)
+	s.note(m)
 	s.deadline.Store(int64(m.deadline))
 	s.log.Debug("session opened", "ttl", lease.TTL)
+	s.tell(SessionOpened, nil)
 	go s.keepAlive(m)
 	return s, nil
 }
@@ -80,10 +138,41 @@ func OpenSession(ctx context.Context, st Store, o SessionOptions) (*Session, err
 func LeaseText(id LeaseID) string { return fmt.Sprintf("%x", int64(id)) }
 
 // Lease is what the session's keys are bound to.
-func (s *Session) Lease() LeaseID { return s.lease.ID }
+func (s *Session) Lease() LeaseID { return s.lease }
 
-// TTL is the time to live that the store granted.
-func (s *Session) TTL() time.Duration { return s.lease.TTL }
+// TTL is the time to live that the store granted, which may be more than was asked
+// for.
+func (s *Session) TTL() time.Duration { return time.Duration(s.ttl.Load()) }
+
+// Renewed is how long ago the renewal that was answered last was sent.
+func (s *Session) Renewed() time.Duration { return s.store.Now() - time.Duration(s.renewed.Load()) }
+
+// Check makes the session ask the store at once, on a new stream, how it stands:
+// for whoever has reason to doubt it, such as a View in trouble. It does not wait;
+// where the lease is gone, Done is closed with the answer.
+func (s *Session) Check() { notify(s.checks) }
+
+// note keeps what the machine knows where all can read it.
+func (s *Session) note(m *renewal) {
+	s.ttl.Store(int64(m.ttl))
+	s.renewed.Store(int64(m.renewed))
+}
+
+// tell logs an event and tells the listener.
+func (s *Session) tell(kind SessionEventKind, reason error) {
+	left := s.Left()
+	switch kind {
+	case SessionStalled:
+		s.log.Warn("session is not renewed", "left", left)
+	case SessionResumed:
+		s.log.Info("session is renewed again", "left", left)
+	case SessionLost:
+		s.log.Warn("session lost", "reason", reason)
+	}
+	if s.listener != nil {
+		s.listener(SessionEvent{Kind: kind, Lease: s.lease, TTL: s.TTL(), Left: left, Err: reason})
+	}
+}
 
 // Alive tells whether the session is before its deadline. Once false it stays false.
 func (s *Session) Alive() bool { return s.Left() > 0 }
@@ -147,31 +236,45 @@ func (s *Session) Abandon(reason error) {
 func (s *Session) Close(ctx context.Context) error {
 	s.deadline.Store(0)
 	s.end(ErrSessionClosed)
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
 	<-s.stopped
-	err := s.store.Revoke(ctx, s.lease.ID)
+	s.work.Wait()
+	err := s.store.Revoke(ctx, s.lease)
 	if err != nil && !errors.Is(err, ErrLeaseNotFound) {
-		return fmt.Errorf("revoke lease %s: %w", LeaseText(s.lease.ID), err)
+		return fmt.Errorf("revoke lease %s: %w", LeaseText(s.lease), err)
 	}
 	return nil
 }
 
-// keepAlive drives the renewal machine: it owns the stream and the timer.
+// keepAlive drives the renewal machine until the session is over, and tells of that
+// before anything that could keep it waiting.
 func (s *Session) keepAlive(m *renewal) {
 	defer close(s.stopped)
-	defer s.deadline.Store(0)
-	d := streamDriver{store: s.store, lease: s.lease.ID, answers: make(chan streamAnswer)}
+	d := streamDriver{store: s.store, lease: s.lease, answers: make(chan streamAnswer)}
 	defer d.close()
+	s.end(s.renew(m, &d)) // the first reason holds
+	s.deadline.Store(0)
+	if reason := s.Err(); errors.Is(reason, ErrSessionClosed) {
+		s.tell(SessionClosed, nil)
+	} else {
+		s.tell(SessionLost, reason)
+	}
+}
+
+// renew owns the stream and the timer. It returns why the session is over.
+func (s *Session) renew(m *renewal, d *streamDriver) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		var in renewalInput
 		select {
 		case <-s.ctx.Done():
-			if errors.Is(s.Err(), ErrSessionExpired) {
-				s.log.Warn("session lost", "reason", s.Err())
-			}
-			return
+			return s.Err()
 		case <-timer.C:
+		case <-s.checks:
+			in = renewalInput{check: true}
 		case a := <-d.answers:
 			if a.stream != d.current {
 				continue
@@ -184,11 +287,10 @@ func (s *Session) keepAlive(m *renewal) {
 		act := m.step(s.store.Now(), in)
 		if act.lost != nil {
 			s.deadline.Store(0)
-			s.end(act.lost)
-			s.log.Warn("session lost", "reason", act.lost)
-			return
+			return act.lost
 		}
 		s.extend(m.deadline)
+		s.note(m)
 		if act.reopen {
 			d.open(s.ctx)
 		}
@@ -196,6 +298,12 @@ func (s *Session) keepAlive(m *renewal) {
 			d.send()
 		}
 		timer.Reset(act.wake)
+		switch {
+		case act.resumed:
+			s.tell(SessionResumed, nil)
+		case act.stalled:
+			s.tell(SessionStalled, nil)
+		}
 	}
 }
 
