@@ -134,6 +134,12 @@ func (p *Local) End() int64 { return p.log.End() }
 // HighWatermark implements Partition.
 func (p *Local) HighWatermark() int64 { return p.log.Durable() }
 
+// Size is how many bytes of the log are on disk, indexes left out.
+func (p *Local) Size() int64 { return p.log.Size() }
+
+// Failure is why the partition does not take appends any more; nil while it does.
+func (p *Local) Failure() error { return p.log.Failure() }
+
 // LeaderEpoch implements Partition.
 func (p *Local) LeaderEpoch() int32 { return p.epoch }
 

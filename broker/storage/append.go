@@ -87,6 +87,7 @@ func (l *Log) store(b []byte, headers []Header, leaderEpoch int32, now int64) (A
 	l.position = position
 	l.end.Store(next)
 	l.wakeSyncer()
+	tell(l.opts.Listener.Appended, Stored{Dir: l.dir, From: end, To: next, Bytes: len(b)})
 	return Appended{Base: end, Next: next}, nil
 }
 

@@ -1,6 +1,9 @@
 package storage
 
-import "fmt"
+import (
+	"fmt"
+	"time"
+)
 
 // Listener is told what a log does beyond appending and reading. Every function
 // may be nil. They are called on the log's own paths, with its locks held: they
@@ -8,6 +11,7 @@ import "fmt"
 type Listener struct {
 	Recovered        func(Recovery)
 	SegmentRolled    func(SegmentRolled)
+	Appended         func(Stored)
 	Repaired         func(Repaired)
 	Synced           func(Synced)
 	AppendUndone     func(AppendUndone)
@@ -59,14 +63,27 @@ func (i Repaired) String() string {
 	return fmt.Sprintf("%s: %s made again: %s", i.Dir, i.What, i.Reason)
 }
 
-// Synced tells how far one sync has moved the durable offset.
+// Stored tells of batches that were appended; duplicates are not.
+type Stored struct {
+	Dir      string
+	From, To int64
+	Bytes    int
+}
+
+func (i Stored) String() string {
+	return fmt.Sprintf("%s: %d bytes from offset %d to %d", i.Dir, i.Bytes, i.From, i.To)
+}
+
+// Synced tells how far one sync has moved the durable offset, and how long the
+// disk took for it.
 type Synced struct {
 	Dir      string
 	From, To int64
+	Took     time.Duration
 }
 
 func (i Synced) String() string {
-	return fmt.Sprintf("%s: durable from %d to %d", i.Dir, i.From, i.To)
+	return fmt.Sprintf("%s: durable from %d to %d in %s", i.Dir, i.From, i.To, i.Took)
 }
 
 // AppendUndone tells that an append found no room, and was taken back.

@@ -160,6 +160,20 @@ func (l *Log) End() int64 { return l.end.Load() }
 // Durable is one past the last record that a crash cannot take away.
 func (l *Log) Durable() int64 { return l.durable.load() }
 
+// Size is how many bytes of the log are durable, indexes left out.
+func (l *Log) Size() int64 {
+	v := l.view.Load()
+	size := v.position
+	for _, s := range v.segments[:len(v.segments)-1] {
+		size += s.size
+	}
+	return size
+}
+
+// Failure is why the log does not take appends any more: a *FailedError,
+// ErrClosed, or nil.
+func (l *Log) Failure() error { return l.durable.failure() }
+
 // AwaitDurable returns nil once Durable is at least offset.
 func (l *Log) AwaitDurable(ctx context.Context, offset int64) error {
 	return l.durable.await(ctx, offset)

@@ -1,6 +1,9 @@
 package storage
 
-import "slices"
+import (
+	"slices"
+	"time"
+)
 
 // syncLoop makes durable what was appended. Appends that arrive while a sync runs
 // gather for the next one, so the disk sets the pace: one sync at a time, each
@@ -52,14 +55,16 @@ func (l *Log) syncTo(next *view) {
 	if next.durable <= before.durable {
 		return // an earlier sync has taken it along
 	}
+	began := time.Now()
 	if err := next.segments[len(next.segments)-1].log.Sync(); err != nil {
 		l.fail("sync", err)
 		return
 	}
+	took := time.Since(began)
 	// First the view, then the watermark: who was woken finds what it waited for.
 	l.view.Store(next)
 	l.durable.advance(next.durable)
-	tell(l.opts.Listener.Synced, Synced{Dir: l.dir, From: before.durable, To: next.durable})
+	tell(l.opts.Listener.Synced, Synced{Dir: l.dir, From: before.durable, To: next.durable, Took: took})
 }
 
 // fail makes the log read-only for good.
