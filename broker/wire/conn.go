@@ -259,11 +259,11 @@ func (c *conn) write() {
 	failed := false
 	for p := range c.queue {
 		if failed {
-			c.done(p, 0, c.ended())
+			c.done(p, nil, 0, c.ended())
 			continue
 		}
-		n, err := c.answer(p)
-		c.done(p, n, err)
+		resp, n, err := c.answer(p)
+		c.done(p, resp, n, err)
 		if err != nil {
 			failed = true
 			c.abort(err)
@@ -273,24 +273,25 @@ func (c *conn) write() {
 }
 
 // answer runs one Answer and writes what it returns.
-func (c *conn) answer(p pending) (int, error) {
+func (c *conn) answer(p pending) (resp kmsg.Response, written int, err error) {
 	if p.answer == nil {
-		return 0, nil
+		return nil, 0, nil
 	}
-	resp, err := p.answer(c.ctx)
+	resp, err = p.answer(c.ctx)
 	switch {
 	case err != nil && c.ctx.Err() != nil:
-		return 0, c.ended() // whatever it says, this is why
+		return nil, 0, c.ended() // whatever it says, this is why
 	case err != nil:
-		return 0, &FrameError{Key: p.req.Body.Key(), Version: p.req.Body.GetVersion(), ClientID: p.req.ClientID, Err: err}
+		return nil, 0, &FrameError{Key: p.req.Body.Key(), Version: p.req.Body.GetVersion(), ClientID: p.req.ClientID, Err: err}
 	case resp == nil:
-		return 0, nil
+		return nil, 0, nil
 	}
 	resp.SetVersion(p.req.Body.GetVersion())
 	buf := c.srv.buffer()
 	defer c.srv.release(buf)
 	*buf = appendResponse(*buf, p.req.correlationID, resp)
-	return c.writeAll(*buf)
+	written, err = c.writeAll(*buf)
+	return resp, written, err
 }
 
 func (c *conn) writeAll(b []byte) (int, error) {
@@ -312,7 +313,7 @@ func (c *conn) writeAll(b []byte) (int, error) {
 }
 
 // done takes a request off the books.
-func (c *conn) done(p pending, written int, err error) {
+func (c *conn) done(p pending, resp kmsg.Response, written int, err error) {
 	c.window.leave(p.req.bytes)
 	call(c.srv.opts.Hooks.OnRequest, RequestInfo{
 		Key:           p.req.Body.Key(),
@@ -323,5 +324,6 @@ func (c *conn) done(p pending, written int, err error) {
 		ResponseBytes: written,
 		Duration:      time.Since(p.req.Received),
 		Err:           err,
+		Response:      resp,
 	})
 }

@@ -3,6 +3,8 @@ package wire
 import (
 	"fmt"
 	"time"
+
+	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
 // Hooks tell what the server does: metrics and tests hang on them. A nil function
@@ -32,6 +34,7 @@ type RequestInfo struct {
 	ResponseBytes int           // 0 if none was written
 	Duration      time.Duration // since its last byte arrived
 	Err           error         // why it was not answered
+	Response      kmsg.Response // nil if there was none; to be read, and not kept
 }
 
 func (i RequestInfo) String() string {
