@@ -25,6 +25,10 @@ type Config struct {
 	// it is required where that is a wildcard.
 	Advertise string
 
+	// HTTP is --http, where probes and Prometheus read health and metrics: host:port.
+	// Empty for none. It only reads, so it may be open to the network.
+	HTTP string
+
 	// Etcd is an existing cluster to use: --etcd-external and the flags of a client.
 	// Without endpoints the daemon runs an etcd server itself.
 	Etcd etcd.Options
@@ -83,6 +87,11 @@ func (c *Config) check() (listen, advertise address, err error) {
 		}
 	case wildcard(listen.host):
 		return fail("--listen %s is a wildcard: say with --advertise host:port where clients reach this daemon", c.Listen)
+	}
+	if c.HTTP != "" {
+		if _, _, err := ParseAddress(c.HTTP); err != nil {
+			return fail("--http: %w", err)
+		}
 	}
 	if c.SessionTimeout == 0 {
 		c.SessionTimeout = registry.DefaultTTL

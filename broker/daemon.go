@@ -6,6 +6,9 @@
 //	topics.go      what it knows of the cluster, and the partitions it leads
 //	producers.go   producer ids
 //	daemon.go      start and stop
+//	health.go      whether it lives, and whether it is of use
+//	http.go        where that and the metrics are read
+//	metrics*.go    what is counted
 package broker
 
 import (
@@ -16,6 +19,7 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -35,19 +39,24 @@ type Daemon struct {
 	listener  net.Listener
 	advertise address
 	server    *etcd.Server // nil with an external etcd
-	store     *etcd.Store
+	store     registry.Store
 	clusterID string
 	view      *registry.View
 	members   *membership
 	topics    *topics
 	producers *producers
 	wire      *wire.Server
+	serving   atomic.Bool // the wire takes connections
+	metrics   *metrics
+	phase     phase
+	http      net.Listener // nil without --http
 
-	ctx    context.Context
-	cancel context.CancelFunc
-	work   sync.WaitGroup
-	failed chan error
-	undo   []func() error // what Start did, in order; Close goes backwards
+	ctx     context.Context
+	cancel  context.CancelFunc
+	work    sync.WaitGroup
+	failed  chan error
+	failure atomic.Pointer[error] // the first that was sent there
+	undo    []func() error        // what Start did, in order; Close goes backwards
 }
 
 const (
@@ -67,6 +76,7 @@ func Start(ctx context.Context, cfg Config) (_ *Daemon, err error) {
 	}
 	d := &Daemon{cfg: cfg, log: cfg.Logger.With("broker", cfg.ID), failed: make(chan error, 1)}
 	d.members, d.topics, d.producers = newMembership(d), newTopics(d), &producers{d: d}
+	d.metrics = newMetrics(d)
 	d.ctx, d.cancel = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {
@@ -75,39 +85,60 @@ func Start(ctx context.Context, cfg Config) (_ *Daemon, err error) {
 	}()
 	limited, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
+	d.phase.enter(stepDataDir)
 	if d.dir, err = openDataDir(cfg.DataDir, cfg.ID); err != nil {
 		return nil, err
 	}
 	d.undo = append(d.undo, d.dir.close)
+	d.phase.enter(stepListen)
+	if err = d.serveHTTP(); err != nil {
+		return nil, err
+	}
 	if err = d.listen(listen, advertise); err != nil {
 		return nil, err
 	}
 	if err = d.openRegistry(limited); err != nil {
 		return nil, err
 	}
+	d.phase.enter(stepIdentify)
 	if err = d.identify(limited); err != nil {
 		return nil, err
 	}
+	d.phase.enter(stepRegister)
 	if err = d.members.join(limited, d.dir.formerLease()); err != nil {
 		return nil, err
 	}
+	d.phase.enter(stepTopics)
 	if err = d.loadTopics(limited); err != nil {
 		return nil, errors.Join(err, d.members.leave())
 	}
 	d.undo = append(d.undo, d.members.leave) // last in, first out: its keys go before its logs close
+	d.phase.enter(stepServe)
+	d.members.pulse.beat()
 	d.work.Go(func() { d.members.run(d.ctx) })
 	d.serve()
+	d.phase.enter(stepServing)
+	d.logReady()
 	return d, nil
 }
 
-func (d *Daemon) listen(listen, advertise address) error {
-	text := JoinAddress(listen.host, listen.port)
+// listenAt listens where a flag says.
+func listenAt(flag string, a address) (net.Listener, error) {
+	text := JoinAddress(a.host, a.port)
 	ln, err := net.Listen("tcp", text)
 	if errors.Is(err, syscall.EADDRINUSE) {
-		return fmt.Errorf("%s is in use: stop what listens there, or choose another --listen", text)
+		return nil, fmt.Errorf("%s is in use: stop what listens there, or choose another %s", text, flag)
 	}
 	if err != nil {
-		return fmt.Errorf("listen on %s: %w: choose another --listen", text, err)
+		return nil, fmt.Errorf("listen on %s: %w: choose another %s", text, err, flag)
+	}
+	return ln, nil
+}
+
+func (d *Daemon) listen(listen, advertise address) error {
+	ln, err := listenAt("--listen", listen)
+	if err != nil {
+		return err
 	}
 	d.listener = ln
 	d.advertise = advertise
@@ -127,6 +158,7 @@ func (d *Daemon) listen(listen, advertise address) error {
 func (d *Daemon) openRegistry(ctx context.Context) error {
 	o := d.cfg.Etcd
 	if len(o.Endpoints) == 0 {
+		d.phase.enter(stepEtcd)
 		server, err := etcd.StartServer(ctx, etcd.ServerOptions{Name: d.cfg.EtcdName, Dir: d.dir.etcd(),
 			ListenClient: d.cfg.EtcdListenClient, ListenPeer: d.cfg.EtcdListenPeer,
 			InitialCluster: d.cfg.EtcdInitialCluster, Insecure: d.cfg.Insecure, Logger: d.log})
@@ -146,16 +178,18 @@ func (d *Daemon) openRegistry(ctx context.Context) error {
 		})
 		o.Endpoints = []string{server.Endpoint}
 	}
+	d.phase.enter(stepConnect)
 	store, err := etcd.Open(ctx, o)
 	if err != nil {
 		return err
 	}
-	d.store = store
+	d.store = registry.Measured(store, d.metrics.storeCall)
 	d.undo = append(d.undo, store.Close)
 	return nil
 }
 
 func (d *Daemon) fail(err error) {
+	d.failure.CompareAndSwap(nil, &err)
 	select {
 	case d.failed <- err:
 	default:
@@ -193,14 +227,17 @@ func (d *Daemon) loadTopics(ctx context.Context) error {
 	d.view = view
 	d.undo = append(d.undo, d.topics.close, func() error { view.Close(); return nil })
 	d.topics.update(view.Snapshot())
+	d.topics.pulse.beat()
 	d.work.Go(func() { d.topics.follow(d.ctx, view) })
 	return nil
 }
 
 func (d *Daemon) serve() {
-	d.wire = wire.New(wire.Options{Logger: d.log})
+	d.wire = wire.New(wire.Options{Logger: d.log, Hooks: d.metrics.wire.hooks()})
 	api.Register(d.wire, d.topics, api.Options{Logger: d.log, AutoCreateTopics: d.cfg.AutoCreateTopics})
+	d.serving.Store(true)
 	d.work.Go(func() {
+		defer d.serving.Store(false)
 		if err := d.wire.Serve(d.ctx, d.listener); err != nil && d.ctx.Err() == nil {
 			d.fail(fmt.Errorf("serve Kafka clients: %w", err))
 		}
@@ -229,6 +266,7 @@ func (d *Daemon) Failed() <-chan error { return d.failed }
 // Close stops the daemon: it answers what is under way, takes its keys out of
 // the registry, closes its logs, and only then its etcd.
 func (d *Daemon) Close() error {
+	d.phase.enter(stepStopping)
 	var errs []error
 	stop := func() {
 		if n := len(d.undo); n > 0 {

@@ -22,6 +22,8 @@ type membership struct {
 	counts  map[string]int32  // topic -> partitions here, as they are to be
 	written map[string]int32  // as they stand under the session
 	kick    chan struct{}     // counts have changed
+
+	pulse pulse // of run
 }
 
 func newMembership(d *Daemon) *membership {
@@ -41,10 +43,32 @@ func (m *membership) alive() bool {
 	return m.session != nil && m.session.Alive()
 }
 
+// remaining is how long the session lives unless renewed, and its time to live;
+// 0 if there is none.
+func (m *membership) remaining() (left, ttl time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.session == nil {
+		return 0, 0
+	}
+	return m.session.Left(), m.session.TTL()
+}
+
+// lease is that of the newest session; 0 if there is none.
+func (m *membership) lease() registry.LeaseID {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.session == nil {
+		return 0
+	}
+	return m.session.Lease()
+}
+
 // join registers the daemon. The record of a former run of this very data
 // directory, which nobody else can be using, is taken away first; one that
 // anybody else holds is an error that names the holder.
-func (m *membership) join(ctx context.Context, former registry.LeaseID) error {
+func (m *membership) join(ctx context.Context, former registry.LeaseID) (err error) {
+	defer func() { m.d.metrics.registration(err) }()
 	key := m.d.cfg.Root.Broker(m.d.cfg.ID)
 	if former != 0 {
 		kv, _, err := registry.GetKey(ctx, m.d.store, key)
@@ -96,9 +120,14 @@ func (m *membership) taken(held *registry.HeldError) error {
 	if _, rec, err := m.d.cfg.Root.ParseBroker(held.KV); err == nil {
 		where = JoinAddress(rec.Host, rec.Port)
 	}
-	return fmt.Errorf("broker id %d is taken by %s, whose lease has %.0f s left: choose another --broker-id, or stop that daemon",
-		m.d.cfg.ID, where, held.Left.Seconds())
+	return &takenError{fmt.Sprintf("broker id %d is taken by %s, whose lease has %.0f s left: choose another --broker-id, or stop that daemon",
+		m.d.cfg.ID, where, held.Left.Seconds())}
 }
+
+// takenError: another daemon is registered under this one's id.
+type takenError struct{ text string }
+
+func (e *takenError) Error() string { return e.text }
 
 func (m *membership) closeSession(s *registry.Session) error {
 	ctx, cancel := context.WithTimeout(context.Background(), registryCallLimit)
@@ -110,7 +139,10 @@ func (m *membership) closeSession(s *registry.Session) error {
 func (m *membership) run(ctx context.Context) {
 	retry := time.NewTimer(time.Hour)
 	defer retry.Stop()
+	beat := time.NewTicker(beatEvery)
+	defer beat.Stop()
 	for {
+		m.pulse.beat()
 		m.mu.Lock()
 		s := m.session
 		m.mu.Unlock()
@@ -118,9 +150,12 @@ func (m *membership) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-s.Done():
+			m.d.metrics.sessionLost(s.Err())
 			if !m.rejoin(ctx, s) {
 				return
 			}
+		case <-beat.C:
+			continue
 		case <-m.kick:
 		case <-retry.C:
 		}
@@ -134,6 +169,7 @@ func (m *membership) run(ctx context.Context) {
 // rejoin registers anew after a loss; false when ctx ends before.
 func (m *membership) rejoin(ctx context.Context, s *registry.Session) bool {
 	for pause := minJoinPause; ; pause = min(2*pause, maxJoinPause) {
+		m.pulse.beat()
 		limited, cancel := context.WithTimeout(ctx, registryCallLimit)
 		err := s.Close(limited)
 		if err == nil {

@@ -60,6 +60,7 @@ func (p *producers) take(ctx context.Context) error {
 		case err != nil:
 		case res.Succeeded:
 			p.from, p.end = first, first+producerBlock
+			p.d.metrics.producerIDs.Inc()
 			return nil
 		case len(res.Items[0].KVs) > 0:
 			kv = &res.Items[0].KVs[0]

@@ -26,7 +26,10 @@ type topics struct {
 	mu       sync.RWMutex
 	snapshot api.Snapshot
 	open     map[topicNumber]local
-	reported map[string]bool // bad records that were complained about
+	reported map[string]bool  // bad records that were complained about
+	ownLease registry.LeaseID // of this daemon's record as the registry shows it; 0 if it shows none
+
+	pulse pulse // of follow
 }
 
 type topicNumber struct {
@@ -60,10 +63,14 @@ const (
 // follow takes in what the registry shows until ctx ends.
 func (t *topics) follow(ctx context.Context, v *registry.View) {
 	var silence time.Time
+	beat := time.NewTicker(beatEvery)
+	defer beat.Stop()
 	for {
+		t.pulse.beat()
 		select {
 		case <-ctx.Done():
 			return
+		case <-beat.C:
 		case <-v.Changed():
 			t.update(v.Snapshot())
 		case <-v.Trouble():
@@ -78,6 +85,7 @@ func (t *topics) follow(ctx context.Context, v *registry.View) {
 // update makes a snapshot for clients of one for the registry.
 func (t *topics) update(s registry.Snapshot) {
 	next := api.Snapshot{ClusterID: t.d.clusterID, Controller: -1, Topics: map[string]api.Topic{}}
+	var own registry.LeaseID
 	for _, kv := range s.Under(viewBrokers) {
 		id, rec, err := t.d.cfg.Root.ParseBroker(kv)
 		if err != nil {
@@ -85,6 +93,9 @@ func (t *topics) update(s registry.Snapshot) {
 			continue
 		}
 		next.Brokers = append(next.Brokers, api.Broker{ID: id, Host: rec.Host, Port: rec.Port})
+		if id == t.d.cfg.ID {
+			own = kv.Lease
+		}
 	}
 	slices.SortFunc(next.Brokers, func(a, b api.Broker) int { return int(a.ID) - int(b.ID) })
 	if len(next.Brokers) > 0 {
@@ -94,7 +105,7 @@ func (t *topics) update(s registry.Snapshot) {
 	t.readTopics(s.Under(viewTopics), &next)
 	counts := t.openMissing(&next)
 	t.mu.Lock()
-	t.snapshot = next
+	t.snapshot, t.ownLease = next, own
 	t.mu.Unlock()
 	t.d.members.setCounts(counts)
 }
@@ -171,6 +182,7 @@ func (t *topics) openMissing(next *api.Snapshot) map[string]int32 {
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
+			t.pulse.beat()
 			l := t.openOne(j.topic, j.info)
 			t.mu.Lock()
 			t.open[topicNumber{j.topic.Name, j.info.Number}] = l
@@ -192,9 +204,9 @@ func (t *topics) openOne(topic api.Topic, info api.PartitionInfo) local {
 		TopicID:      storage.TopicID(topic.ID),
 		LeaderEpoch:  info.LeaderEpoch,
 		SegmentBytes: t.d.cfg.SegmentBytes,
-		Listener: storage.Listener{
+		Listener: t.d.metrics.listen(storage.Listener{
 			Failed: func(e *storage.FailedError) { log.Error("partition failed and is read-only", "error", e) },
-		},
+		}),
 	})
 	if err != nil {
 		log.Error("partition cannot be opened", "error", err)
@@ -216,6 +228,21 @@ func (t *topics) Snapshot() api.Snapshot {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	return t.snapshot
+}
+
+// registered is the lease of this daemon's record as the registry shows it; 0 if
+// it shows none.
+func (t *topics) registered() registry.LeaseID {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.ownLease
+}
+
+// locals are the partitions of this daemon at this moment.
+func (t *topics) locals() map[topicNumber]local {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return maps.Clone(t.open)
 }
 
 // Partition implements api.Cluster.

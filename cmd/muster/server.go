@@ -20,6 +20,7 @@ func serverCommand() *cli.Command {
 		&cli.StringFlag{Name: "data-dir", EnvVars: env("data-dir"), Value: "muster-data", Usage: "directory for everything that lasts"},
 		&cli.StringFlag{Name: "listen", EnvVars: env("listen"), Value: "127.0.0.1:9092", Usage: "`HOST:PORT` for Kafka clients"},
 		&cli.StringFlag{Name: "advertise", EnvVars: env("advertise"), Usage: "`HOST:PORT` that clients are told; required if --listen is a wildcard"},
+		&cli.StringFlag{Name: "http", EnvVars: env("http"), Usage: "`HOST:PORT` of /metrics, /healthz and /readyz (default: not served)"},
 		&cli.StringFlag{Name: "etcd-listen-client", EnvVars: env("etcd-listen-client"), Value: defaultEndpoint, Usage: "`URL` of the embedded etcd for clients"},
 		&cli.StringFlag{Name: "etcd-listen-peer", EnvVars: env("etcd-listen-peer"), Value: "http://127.0.0.1:2380", Usage: "`URL` of the embedded etcd for its peers"},
 		&cli.StringFlag{Name: "etcd-name", EnvVars: env("etcd-name"), Usage: "name of the embedded etcd (default: muster-<broker id>)"},
@@ -54,11 +55,13 @@ func server(c *cli.Context) error {
 		return startError(err)
 	}
 	fmt.Fprintf(c.App.Writer, "ready broker=%d listen=%s etcd=%s\n", cfg.ID, d.Address(), strings.Join(d.EtcdEndpoints(), ","))
+	stopping := notify(d, cfg.Logger)
 	select {
 	case <-c.Context.Done():
 		cfg.Logger.Info("stopping")
 	case err = <-d.Failed():
 	}
+	stopping()
 	return errors.Join(err, d.Close())
 }
 
@@ -95,6 +98,7 @@ func serverConfig(c *cli.Context) (broker.Config, error) {
 		DataDir:            c.String("data-dir"),
 		Listen:             c.String("listen"),
 		Advertise:          c.String("advertise"),
+		HTTP:               c.String("http"),
 		Etcd:               options,
 		EtcdListenClient:   c.String("etcd-listen-client"),
 		EtcdListenPeer:     c.String("etcd-listen-peer"),
