@@ -67,8 +67,7 @@ func (m *membership) lease() registry.LeaseID {
 // join registers the daemon. The record of a former run of this very data
 // directory, which nobody else can be using, is taken away first; one that
 // anybody else holds is an error that names the holder.
-func (m *membership) join(ctx context.Context, former registry.LeaseID) (err error) {
-	defer func() { m.d.metrics.registration(err) }()
+func (m *membership) join(ctx context.Context, former registry.LeaseID) error {
 	key := m.d.cfg.Root.Broker(m.d.cfg.ID)
 	if former != 0 {
 		kv, _, err := registry.GetKey(ctx, m.d.store, key)
@@ -93,6 +92,7 @@ func (m *membership) join(ctx context.Context, former registry.LeaseID) (err err
 	m.session = s
 	clear(m.written)
 	m.mu.Unlock()
+	m.d.metrics.registration(nil)
 	m.d.log.Info("registered", "lease", registry.LeaseText(s.Lease()), "host", m.d.advertise.host, "port", m.d.advertise.port)
 	return nil
 }
@@ -184,6 +184,7 @@ func (m *membership) rejoin(ctx context.Context, s *registry.Session) bool {
 		if ctx.Err() != nil {
 			return false
 		}
+		m.d.metrics.registration(err)
 		m.d.log.Warn("not registered, trying again", "error", err)
 		timer := time.NewTimer(pause)
 		select {

@@ -1,0 +1,116 @@
+package broker
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/muster-io/muster/registry"
+	"github.com/muster-io/muster/registry/memory"
+)
+
+// twinDaemon is a daemon on the twin in memory, without ports: its loops run until
+// the test stops them.
+func twinDaemon(t *testing.T) *Daemon {
+	t.Helper()
+	d := &Daemon{log: slog.New(slog.DiscardHandler), failed: make(chan error, 1), advertise: address{"localhost", 9092}}
+	d.cfg = Config{ID: 1, Root: registry.Root("/"), SessionTimeout: registry.DefaultTTL}
+	d.members, d.topics, d.producers = newMembership(d), newTopics(d), &producers{d: d}
+	d.metrics = newMetrics(d)
+	d.ctx, d.cancel = context.WithCancel(context.Background())
+	d.store = registry.Measured(memory.New(), d.metrics.storeCall)
+	var err error
+	if d.dir, err = openDataDir(t.TempDir(), 1); err == nil {
+		err = d.members.join(t.Context(), 0)
+	}
+	if err == nil {
+		err = d.loadTopics(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.work.Go(func() { d.members.run(d.ctx) })
+	d.serving.Store(true)
+	d.phase.enter(stepServing)
+	return d
+}
+
+// failing is the names of the checks that do not hold.
+func failing(_ bool, checks []Check) (names string) {
+	for _, c := range checks {
+		if !c.OK {
+			names += c.Name + ","
+		}
+	}
+	return names
+}
+
+// The loops show that they live though nothing happens, and are missed when they
+// do not come round.
+func TestHealthIsThatTheLoopsTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := twinDaemon(t)
+		time.Sleep(10 * time.Minute)
+		if got := failing(d.Healthy()) + failing(d.Ready()); got != "" {
+			t.Errorf("after ten quiet minutes these fail: %s", got)
+		}
+		d.cancel()
+		d.work.Wait()
+		time.Sleep(stuckAfter - 2*beatEvery)
+		if got := failing(d.Healthy()); got != "" {
+			t.Errorf("these fail too soon: %s", got)
+		}
+		time.Sleep(2 * beatEvery)
+		if got := failing(d.Healthy()); got != "loop membership,loop topics," {
+			t.Errorf("with both loops dead these fail: %s", got)
+		}
+		if err := errors.Join(d.Close(), d.members.leave(), d.dir.close()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// What has failed for good is what a restart may help.
+func TestHealthKnowsOfFailure(t *testing.T) {
+	d := &Daemon{failed: make(chan error, 1)}
+	d.phase.enter(stepEtcd)
+	if got := failing(d.Healthy()); got != "" {
+		t.Errorf("while starting these fail: %s", got)
+	}
+	d.fail(errors.New("embedded etcd failed"))
+	d.fail(errors.New("and one more thing"))
+	healthy, checks := d.Healthy()
+	if want := "failure: embedded etcd failed"; healthy || summary(checks) != want {
+		t.Errorf("got %q, want %q", summary(checks), want)
+	}
+}
+
+// The steps of a start add up, and end when it does.
+func TestPhaseMeasuresTheSteps(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var p phase
+		p.enter(stepDataDir)
+		time.Sleep(time.Second)
+		p.enter(stepEtcd)
+		time.Sleep(3 * time.Second)
+		if c := p.check(); c.OK || c.Reason != "starting: etcd, for 3.0 s" {
+			t.Errorf("%+v", c)
+		}
+		p.enter(stepServing)
+		time.Sleep(time.Hour)
+		if c := p.check(); !c.OK {
+			t.Errorf("%+v", c)
+		}
+		p.enter(stepStopping)
+		if c := p.check(); c.OK || c.Reason != "stopping" {
+			t.Errorf("%+v", c)
+		}
+		steps := p.taken()
+		if len(steps) != 2 || steps[0] != (startStep{stepDataDir, time.Second}) || steps[1] != (startStep{stepEtcd, 3 * time.Second}) {
+			t.Errorf("%v", steps)
+		}
+	})
+}

@@ -1,0 +1,343 @@
+package broker_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/muster-io/muster/broker"
+	"github.com/muster-io/muster/registry"
+	"github.com/muster-io/muster/registry/etcd"
+)
+
+func withHTTP(t *testing.T, change ...func(*broker.Config)) broker.Config {
+	cfg := config(t, t.TempDir())
+	cfg.HTTP = "127.0.0.1:0"
+	for _, c := range change {
+		c(&cfg)
+	}
+	return cfg
+}
+
+// get reads a page; status 0 if nobody answers.
+func get(t *testing.T, address, path, accept string) (status int, body string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, nil)
+	must(t, err)
+	req.Header.Set("Accept", accept)
+	req.Close = true
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer res.Body.Close()
+	data, err := io.ReadAll(res.Body)
+	must(t, err)
+	return res.StatusCode, string(data)
+}
+
+// probed waits until a probe answers with a status and says something.
+func probed(t *testing.T, address, path string, status int, says string) {
+	t.Helper()
+	eventually(t, func() string {
+		if got, body := get(t, address, path, ""); got != status || !strings.Contains(body, says) {
+			return fmt.Sprintf("%s: %d %q, want %d with %q", path, got, body, status, says)
+		}
+		return ""
+	})
+}
+
+// sample reads one value; NaN is no value that we have, so ok is enough.
+func sample(t *testing.T, address, series string) (value float64, ok bool) {
+	t.Helper()
+	status, body := get(t, address, "/metrics", "")
+	if status != http.StatusOK {
+		t.Fatalf("/metrics: %d %s", status, body)
+	}
+	for line := range strings.Lines(body) {
+		if rest, found := strings.CutPrefix(line, series+" "); found {
+			value, err := strconv.ParseFloat(strings.TrimSpace(rest), 64)
+			must(t, err)
+			return value, true
+		}
+	}
+	return 0, false
+}
+
+func TestProbes(t *testing.T) {
+	d := start(t, withHTTP(t))
+	at := d.HTTPAddress()
+	for path, want := range map[string]string{
+		"/":                "muster broker 1: /metrics /healthz /readyz\n",
+		"/healthz":         "healthy\n",
+		"/readyz":          "ready\n",
+		"/readyz?verbose":  "ready\nok     phase: serving\nok     session: ",
+		"/healthz?verbose": "healthy\nok     phase: serving\nok     loop membership: ",
+	} {
+		if status, body := get(t, at, path, ""); status != http.StatusOK || !strings.HasPrefix(body, want) {
+			t.Errorf("%s: %d %q", path, status, body)
+		}
+	}
+	var answer struct {
+		Ready  bool
+		Checks []broker.Check
+	}
+	_, body := get(t, at, "/readyz", "application/json")
+	must(t, json.Unmarshal([]byte(body), &answer))
+	var names []string
+	for _, c := range answer.Checks {
+		names = append(names, c.Name)
+		if !c.OK || c.Reason == "" {
+			t.Errorf("%+v", c)
+		}
+	}
+	if want := []string{"phase", "session", "registration", "view", "listener"}; !answer.Ready || !slices.Equal(names, want) {
+		t.Errorf("%s", body)
+	}
+	res, err := http.Post("http://"+at+"/readyz", "text/plain", nil)
+	must(t, err)
+	must(t, res.Body.Close())
+	if res.StatusCode != http.StatusMethodNotAllowed {
+		t.Errorf("POST: %s", res.Status)
+	}
+	if _, body := get(t, at, "/metrics", ""); !strings.Contains(body, "\netcd_server_has_leader 1\n") {
+		t.Error("metrics of the embedded etcd are missing")
+	}
+	plain := start(t, withHTTP(t, func(c *broker.Config) {
+		c.HTTP, c.ID, c.Etcd.Endpoints = "", 2, d.EtcdEndpoints()
+	}))
+	if got := plain.HTTPAddress(); got != "" {
+		t.Errorf("serves at %s without being asked", got)
+	}
+	if got := startError(t, withHTTP(t, func(c *broker.Config) { c.HTTP = at })); got != at+" is in use: stop what listens there, or choose another --http" {
+		t.Error(got)
+	}
+	if got := startError(t, withHTTP(t, func(c *broker.Config) { c.HTTP = "nowhere:port" })); !strings.Contains(got, "--http") {
+		t.Error(got)
+	}
+}
+
+// A lease revoked by hand: not ready at once, and ready again after the daemon has
+// registered anew; never a reason to restart it.
+func TestReadinessFollowsTheRegistration(t *testing.T) {
+	d := start(t, withHTTP(t, func(c *broker.Config) { c.SessionTimeout = 6 * time.Second }))
+	at, st := d.HTTPAddress(), openStore(t, d)
+	if n, ok := sample(t, at, `muster_sessions_lost_total{reason="lease_gone"}`); n != 0 || !ok {
+		t.Errorf("%v losses before the first", n)
+	}
+	must(t, st.Revoke(t.Context(), keys(t, st, "/brokers/ids/")["/brokers/ids/1"].Lease))
+	probed(t, at, "/readyz", http.StatusServiceUnavailable, "not ready: registration: the registry shows no record of this broker")
+	if n, _ := sample(t, at, "muster_ready"); n != 0 {
+		t.Error("muster_ready is", n)
+	}
+	probed(t, at, "/healthz", http.StatusOK, "healthy")
+	probed(t, at, "/readyz", http.StatusOK, "ready")
+	for series, want := range map[string]float64{
+		`muster_sessions_lost_total{reason="lease_gone"}`:        1,
+		`muster_registrations_total{outcome="registered"}`:       2,
+		`muster_session_ttl_seconds`:                             6,
+		`muster_ready`:                                           1,
+		`muster_store_calls_total{call="grant",result="ok"}`:     2,
+		`muster_sessions_lost_total{reason="deadline"}`:          0,
+		`muster_registrations_total{outcome="held"}`:             0,
+		`muster_store_calls_total{call="watch",result="ok"}`:     0,
+		`muster_brokers`:                                         1,
+		`muster_store_call_duration_seconds_count{call="grant"}`: 2,
+	} {
+		if n, ok := sample(t, at, series); n != want || !ok {
+			t.Errorf("%s is %v, want %v", series, n, want)
+		}
+	}
+	if n, _ := sample(t, at, "muster_session_remaining_seconds"); n <= 0 || n > 6 {
+		t.Errorf("session has %v s left", n)
+	}
+}
+
+// Without etcd the daemon is not ready, within the deadline of its session, but as
+// healthy as before; while it stops it says that.
+func TestReadinessWithoutEtcd(t *testing.T) {
+	outer := start(t, config(t, t.TempDir()))
+	d := start(t, withHTTP(t, func(c *broker.Config) {
+		c.ID, c.Etcd = 2, etcd.Options{Endpoints: outer.EtcdEndpoints()}
+	}))
+	at := d.HTTPAddress()
+	if _, body := get(t, at, "/metrics", ""); strings.Contains(body, "\netcd_") {
+		t.Error("shows metrics of an etcd that is not its own")
+	}
+	probed(t, at, "/readyz", http.StatusOK, "ready")
+	must(t, outer.Close())
+	gone := time.Now()
+	probed(t, at, "/readyz", http.StatusServiceUnavailable, "not ready: ")
+	if took := time.Since(gone); took > registry.MinTTL {
+		t.Errorf("not ready only after %s", took)
+	}
+	probed(t, at, "/readyz", http.StatusServiceUnavailable, "session: lost")
+	if status, body := get(t, at, "/healthz", ""); status != http.StatusOK {
+		t.Errorf("/healthz: %d %s", status, body)
+	}
+	eventually(t, func() string {
+		if n, _ := sample(t, at, `muster_registrations_total{outcome="failed"}`); n == 0 {
+			return "no failed registration"
+		}
+		return ""
+	})
+	closed := make(chan error, 1)
+	go func() { closed <- d.Close() }() // it tries in vain to take its keys along
+	probed(t, at, "/readyz", http.StatusServiceUnavailable, "not ready: phase: stopping")
+	if status, body := get(t, at, "/healthz", ""); status != http.StatusOK {
+		t.Errorf("/healthz: %d %s", status, body)
+	}
+	<-closed
+	if status, body := get(t, at, "/readyz", ""); status != 0 {
+		t.Errorf("still answers: %d %s", status, body)
+	}
+}
+
+// Probes are answered before there is anything to serve.
+func TestReadinessWhileStarting(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // takes connections, and says nothing
+	must(t, err)
+	defer silent.Close()
+	cfg := withHTTP(t, func(c *broker.Config) {
+		c.HTTP = freeAddress(t)
+		c.Etcd = etcd.Options{Endpoints: []string{"http://" + silent.Addr().String()}, DialTimeout: patience}
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	started := make(chan error, 1)
+	go func() {
+		_, err := broker.Start(ctx, cfg)
+		started <- err
+	}()
+	probed(t, cfg.HTTP, "/readyz", http.StatusServiceUnavailable, "not ready: phase: starting: connect, for ")
+	if status, body := get(t, cfg.HTTP, "/healthz", ""); status != http.StatusOK {
+		t.Errorf("/healthz: %d %s", status, body)
+	}
+	if n, ok := sample(t, cfg.HTTP, "muster_ready"); n != 0 || !ok {
+		t.Errorf("muster_ready is %v", n)
+	}
+	cancel()
+	if err := <-started; err == nil {
+		t.Error("started without etcd")
+	}
+}
+
+// documented reads the tables of docs/metrics.md: name -> type and labels.
+func documented(t *testing.T) map[string]string {
+	t.Helper()
+	page, err := os.ReadFile("../docs/metrics.md")
+	must(t, err)
+	all := map[string]string{}
+	row := regexp.MustCompile("(?m)^\\| `(muster_[a-z_]+)` \\| ([a-z]+) \\|([^|]*)\\|")
+	for _, m := range row.FindAllStringSubmatch(string(page), -1) {
+		labels := strings.FieldsFunc(m[3], func(r rune) bool { return r == ',' || r == ' ' || r == '`' })
+		if _, twice := all[m[1]]; twice {
+			t.Errorf("%s stands twice on the page", m[1])
+		}
+		slices.Sort(labels)
+		all[m[1]] = fmt.Sprint(m[2], labels)
+	}
+	return all
+}
+
+// exposed reads the same from what a daemon shows.
+func exposed(page string) map[string]string {
+	all := map[string]string{}
+	label := regexp.MustCompile(`([a-z_]+)="`)
+	for _, m := range regexp.MustCompile(`(?m)^# TYPE (muster_[a-z_]+) ([a-z]+)\n([^{ ]+)({[^}]*})?`).FindAllStringSubmatch(page, -1) {
+		var labels []string
+		for _, l := range label.FindAllStringSubmatch(m[4], -1) {
+			if l[1] != "le" {
+				labels = append(labels, l[1])
+			}
+		}
+		slices.Sort(labels)
+		all[m[1]] = fmt.Sprint(m[2], labels)
+	}
+	return all
+}
+
+// The page on metrics and a daemon at work agree, name by name.
+func TestMetricsAreDocumented(t *testing.T) {
+	d := start(t, withHTTP(t))
+	k := newClient(t, d, kgo.AllowAutoTopicCreation(), kgo.DefaultProduceTopic("t"))
+	must(t, k.ProduceSync(t.Context(), kgo.StringRecord("a")).FirstErr()) // creates the topic, told to wait first
+	status, page := get(t, d.HTTPAddress(), "/metrics", "")
+	if status != http.StatusOK {
+		t.Fatal(page)
+	}
+	docs, shown := documented(t), exposed(page)
+	for name, what := range docs {
+		if shown[name] != what {
+			t.Errorf("documented: %s %s; shown: %q", name, what, shown[name])
+		}
+	}
+	for name, what := range shown {
+		if docs[name] == "" {
+			t.Errorf("shown, but not documented: %s %s", name, what)
+		}
+	}
+}
+
+// What clients do is counted by key, version and result.
+func TestRequestsAreCounted(t *testing.T) {
+	d := start(t, withHTTP(t))
+	at := d.HTTPAddress()
+	k := newClient(t, d, kgo.AllowAutoTopicCreation(), kgo.DefaultProduceTopic("t"), kgo.RecordPartitioner(kgo.ManualPartitioner()),
+		kgo.ProducerBatchCompression(kgo.NoCompression()))
+	for range 3 {
+		must(t, k.ProduceSync(t.Context(), &kgo.Record{Partition: 1, Value: make([]byte, 1000)}).FirstErr())
+	}
+	bad, err := net.Dial("tcp", d.Address())
+	must(t, err)
+	_, err = bad.Write([]byte("GET / HTTP/1.1\r\n\r\n"))
+	must(t, err)
+	_, _ = io.Copy(io.Discard, bad)
+	must(t, bad.Close())
+	eventually(t, func() string {
+		for series, want := range map[string]float64{
+			`muster_wire_frames_refused_total{reason="size"}`:           1,
+			`muster_log_appended_records_total`:                         3,
+			`muster_log_end_offset{partition="1",topic="t"}`:            3,
+			`muster_log_start_offset{partition="1",topic="t"}`:          0,
+			`muster_log_end_offset{partition="0",topic="t"}`:            0,
+			`muster_partitions_led`:                                     2,
+			`muster_partitions_open`:                                    2,
+			`muster_partitions_failed`:                                  0,
+			`muster_producer_id_blocks_total`:                           1,
+			`muster_wire_request_duration_seconds_count{api="Produce"}`: 3,
+		} {
+			if n, ok := sample(t, at, series); n != want || !ok {
+				return fmt.Sprintf("%s is %v, want %v", series, n, want)
+			}
+		}
+		return ""
+	})
+	_, page := get(t, at, "/metrics", "")
+	produced := regexp.MustCompile(`muster_wire_requests_total\{api="Produce",result="ok",version="\d+"\} 3\n`)
+	if !produced.MatchString(page) {
+		t.Error("the produce requests are not counted")
+	}
+	bytes, _ := sample(t, at, "muster_log_appended_bytes_total")
+	size, _ := sample(t, at, `muster_log_size_bytes{partition="1",topic="t"}`)
+	received, _ := sample(t, at, `muster_wire_received_bytes_total{api="Produce"}`)
+	if bytes < 3000 || bytes != size || received <= bytes {
+		t.Errorf("%v bytes received, %v appended, %v in the log", received, bytes, size)
+	}
+	if n, ok := sample(t, at, `muster_wire_errors_total{api="Metadata",error="LEADER_NOT_AVAILABLE"}`); !ok || n == 0 {
+		t.Error("the answer that a new topic has no leader yet is not counted")
+	}
+}
