@@ -59,7 +59,16 @@ func (r Root) PartitionState(topic string, partition int32) string {
 	return r.Topic(topic) + "/partitions/" + strconv.Itoa(int(partition)) + "/state"
 }
 
-func (r Root) TopicConfig(topic string) string { return r.Key("/config/topics/") + element(topic) }
+func (r Root) TopicConfig(topic string) string { return r.TopicConfigs() + element(topic) }
+
+// TopicConfigs is the prefix of the settings of topics.
+func (r Root) TopicConfigs() string { return r.Key("/config/topics/") }
+
+// DeletedTopics is the prefix of the markers of topics that are to be deleted;
+// DeletedTopic is the one of a topic.
+func (r Root) DeletedTopics() string { return r.Key("/admin/delete_topics/") }
+
+func (r Root) DeletedTopic(name string) string { return r.DeletedTopics() + element(name) }
 
 // Groups is the prefix of all keys of consumer groups.
 func (r Root) Groups() string { return r.Key("/consumers/") }
@@ -85,16 +94,18 @@ func (g GroupPaths) ID(consumer string) string { return g.IDs() + element(consum
 // Owners is the prefix of the group's owner keys; Owner the one of a partition.
 func (g GroupPaths) Owners() string { return g.base + "/owners/" }
 
-func (g GroupPaths) Owner(p Partition) string {
-	return g.Owners() + element(p.Topic) + "/" + p.Name()
-}
+func (g GroupPaths) Owner(p Partition) string { return g.TopicOwners(p.Topic) + p.Name() }
+
+// TopicOwners is the prefix of the group's owner keys of one topic.
+func (g GroupPaths) TopicOwners(topic string) string { return g.Owners() + element(topic) + "/" }
 
 // Offsets is the prefix of the group's offsets; Offset the one of a partition.
 func (g GroupPaths) Offsets() string { return g.base + "/offsets/" }
 
-func (g GroupPaths) Offset(p Partition) string {
-	return g.Offsets() + element(p.Topic) + "/" + p.Name()
-}
+func (g GroupPaths) Offset(p Partition) string { return g.TopicOffsets(p.Topic) + p.Name() }
+
+// TopicOffsets is the prefix of the group's offsets of one topic.
+func (g GroupPaths) TopicOffsets(topic string) string { return g.Offsets() + element(topic) + "/" }
 
 // ParsePartition reads the partition off an owner or offset key of the group.
 func (g GroupPaths) ParsePartition(key string) (Partition, error) {
