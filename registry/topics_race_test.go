@@ -158,6 +158,9 @@ func raceDeletion(t *testing.T, seed uint64) {
 		if depth < 2 && r.IntN(4) == 0 {
 			depth++
 			_, err := registry.FinishDeletion(ctx, g.st, root, raced)
+			if errors.Is(err, registry.ErrNoTopic) && r.IntN(2) == 0 {
+				_, err = registry.DeleteTopic(ctx, g.st, root, raced, registry.DeleteOptions{})
+			}
 			depth--
 			if err != nil && !errors.Is(err, registry.ErrNoTopic) && !errors.Is(err, errCrash) {
 				t.Fatal(err)
