@@ -69,6 +69,7 @@ func (r Root) TopicConfigs() string { return r.Key("/config/topics/") }
 func (r Root) DeletedTopics() string { return r.Key("/admin/delete_topics/") }
 
 func (r Root) DeletedTopic(name string) string { return r.DeletedTopics() + element(name) }
+func (r Root) GroupConfig(group string) string { return r.Key("/config/groups/") + element(group) }
 
 // Groups is the prefix of all keys of consumer groups.
 func (r Root) Groups() string { return r.Key("/consumers/") }

@@ -1,5 +1,5 @@
-// Package groups shows consumer groups from outside: who is in them, who owns
-// what, how far they are. It only reads.
+// Package groups looks at consumer groups from outside: who is in them, who owns
+// what, how far they are; and deletes those that nobody is in.
 package groups
 
 import (
