@@ -447,4 +447,3 @@ type raising struct{ *memory.Store }
 func (r raising) Grant(ctx context.Context, ttl time.Duration) (registry.Lease, error) {
 	return r.Store.Grant(ctx, 3*ttl)
 }
-

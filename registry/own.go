@@ -34,10 +34,12 @@ const (
 	// A claim that was sent is waited for, so that none takes effect behind the back
 	// of a caller who has given up; no longer than this.
 	ownCallLimit = 3 * time.Second
-	// ownPatience is how long failures in a row are taken for passing ones.
-	ownPatience = 3 * time.Second
-	minOwnPause = 20 * time.Millisecond
-	maxOwnPause = 500 * time.Millisecond
+	// ownPatience is how long failures in a row are taken for passing ones, and
+	// giveBackLimit how long it is then tried to undo what they may have done.
+	ownPatience   = 2 * time.Second
+	giveBackLimit = 2 * time.Second
+	minOwnPause   = 20 * time.Millisecond
+	maxOwnPause   = 500 * time.Millisecond
 )
 
 // Own waits until nobody has the key, creates it under the session's lease with a
@@ -157,10 +159,17 @@ func (s *Session) giveBack(key string, token int64) {
 	}
 	session, cancel := s.Context(context.Background())
 	defer cancel()
-	ctx, cancelLimit := context.WithTimeout(session, ownCallLimit)
+	ctx, cancelLimit := context.WithTimeout(session, giveBackLimit)
 	defer cancelLimit()
-	if _, err := Release(ctx, s.store, s.lease, []OwnerRelease{{Key: key, Token: token}}); err != nil {
-		s.log.Warn("a claim that came late may stay until the session ends", "key", key, "error", err)
+	for pause := minOwnPause; ; pause = min(2*pause, maxOwnPause) {
+		_, err := Release(ctx, s.store, s.lease, []OwnerRelease{{Key: key, Token: token}})
+		if err == nil {
+			return
+		}
+		if !sleep(ctx, pause) {
+			s.log.Warn("a claim that came late may stay until the session ends", "key", key, "error", err)
+			return
+		}
 	}
 }
 

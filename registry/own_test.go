@@ -204,11 +204,19 @@ func TestOwnStopsWaitingWhenTheSessionEnds(t *testing.T) {
 
 func TestOwnershipEndsWhenTheKeyIsTakenAway(t *testing.T) {
 	takes := map[string]func(t *testing.T, st *memory.Store, o *registry.Ownership, s *registry.Session){
-		"deleted": func(t *testing.T, st *memory.Store, o *registry.Ownership, _ *registry.Session) { txn(t, st, registry.Delete(o.Key)) },
+		"deleted": func(t *testing.T, st *memory.Store, o *registry.Ownership, _ *registry.Session) {
+			txn(t, st, registry.Delete(o.Key))
+		},
 		"replaced": func(t *testing.T, st *memory.Store, o *registry.Ownership, _ *registry.Session) {
 			st.HoldWatches(true)
 			txn(t, st, registry.Delete(o.Key))
 			st.Compact(put(t, st, o.Key, "thief"))
+			st.HoldWatches(false)
+		},
+		"created anew under our own lease": func(t *testing.T, st *memory.Store, o *registry.Ownership, s *registry.Session) {
+			st.HoldWatches(true)
+			txn(t, st, registry.Delete(o.Key))
+			st.Compact(txn(t, st, registry.Put(o.Key, []byte("me"), s.Lease())))
 			st.HoldWatches(false)
 		},
 		"made permanent": func(t *testing.T, st *memory.Store, o *registry.Ownership, _ *registry.Session) {
@@ -241,6 +249,9 @@ func TestOwnershipEndsWhenTheKeyIsTakenAway(t *testing.T) {
 				if name == "deleted" { // and can be owned again, also with the old one about
 					again := own(t, s, "/k", "me again")
 					release(t, o)
+					if _, err := registry.Own(t.Context(), s, "/k", []byte("me too")); !errors.Is(err, registry.ErrAlreadyOwned) {
+						t.Errorf("twice in one session: %v", err)
+					}
 					if !again.Alive() || getKey(t, st, "/k") == nil {
 						t.Error("released what was owned later")
 					}
@@ -303,6 +314,21 @@ func TestOwnGivesUpWithItsCaller(t *testing.T) {
 			t.Errorf("error %v", err)
 		}
 		st.SetHooks(memory.Hooks{})
+		if kv := getKey(t, st, "/k"); kv != nil {
+			t.Errorf("left behind: %+v", kv)
+		}
+		// Likewise where the reply of the claim was lost.
+		ctx, cancel = context.WithCancel(t.Context())
+		st.SetHooks(memory.Hooks{After: func(_ context.Context, op string) error {
+			if op == "txn" && ctx.Err() == nil {
+				cancel()
+				return errors.New("connection reset")
+			}
+			return nil
+		}})
+		if _, err := registry.Own(ctx, s, "/k", []byte("me")); !errors.Is(err, context.Canceled) {
+			t.Errorf("error %v", err)
+		}
 		if kv := getKey(t, st, "/k"); kv != nil {
 			t.Errorf("left behind: %+v", kv)
 		}
