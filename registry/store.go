@@ -95,8 +95,8 @@ type RangeRequest struct {
 	After     string // with Prefix: only keys after this one
 	Revision  int64  // 0 is now
 	Limit     int64  // 0 is all
-	ByCreated bool   // oldest key first, in place of byte order
-	KeysOnly  bool
+	ByCreated bool   // oldest key first, in place of byte order; of one revision in any order
+	KeysOnly  bool   // without values and leases: some versions of etcd do not tell those
 }
 
 // RangeResult holds the keys found and the revision of the store that was read

@@ -155,7 +155,13 @@ func (s *Store) Range(ctx context.Context, r registry.RangeRequest) (registry.Ra
 	if err != nil {
 		return registry.RangeResult{}, convert(err)
 	}
-	return registry.RangeResult{Revision: res.Header.Revision, KVs: convertKVs(res.Kvs), More: res.More}, nil
+	kvs := convertKVs(res.Kvs)
+	if r.KeysOnly {
+		for i := range kvs {
+			kvs[i].Lease = 0 // before 3.7 it is told
+		}
+	}
+	return registry.RangeResult{Revision: res.Header.Revision, KVs: kvs, More: res.More}, nil
 }
 
 // watchContext is the same for all of Watch and RequestProgress, since the

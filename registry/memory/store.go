@@ -417,7 +417,7 @@ func (s *Store) Range(ctx context.Context, r registry.RangeRequest) (res registr
 			}
 			kv := keys[name]
 			if r.KeysOnly {
-				kv.Value = nil
+				kv.Value, kv.Lease = nil, 0
 			}
 			res.KVs = append(res.KVs, kv)
 		}
