@@ -37,9 +37,11 @@ type Store interface {
 	// must not stop reading before ctx ends.
 	Watch(ctx context.Context, prefix string, from int64) <-chan WatchResponse
 
-	// WatchKey is Watch for one key. It is on a stream of its own and takes no part
-	// in progress: a member follows many keys, and each new watch would hold up the
-	// progress of all.
+	// WatchKey is Watch for one key, from the present on. Where the store has come to
+	// from already, it begins with how the key stands: as it is, if it was written
+	// since, or deleted if it is not there. What lies between is left out, and may
+	// have been compacted. It is on a stream of its own and takes no part in progress:
+	// a member follows many keys, and each new watch would hold up the progress of all.
 	WatchKey(ctx context.Context, key string, from int64) <-chan WatchResponse
 
 	// RequestProgress asks every Watch of the Store to say how far it has come,

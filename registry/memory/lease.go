@@ -9,8 +9,12 @@ import (
 	"github.com/muster-io/muster/registry"
 )
 
-// Grant implements registry.Store.
+// minTTL is the shortest time to live that an etcd of one member grants.
+const minTTL = time.Second
+
+// Grant implements registry.Store. Like etcd it gives whole seconds.
 func (s *Store) Grant(ctx context.Context, ttl time.Duration) (granted registry.Lease, err error) {
+	ttl = max((ttl + time.Second - 1).Truncate(time.Second), minTTL)
 	err = s.around(ctx, "grant", func() error {
 		s.lastLease++
 		id := s.lastLease

@@ -127,6 +127,7 @@ func (s *Store) HoldWatches(hold bool) {
 
 var (
 	errTooManyOps = errors.New("too many operations in one transaction")
+	errNoKey      = errors.New("key is not provided")
 	errFuture     = errors.New("revision is in the future")
 )
 
@@ -134,7 +135,7 @@ var (
 // transactions too, are decided on the state before the transaction.
 func (s *Store) Txn(ctx context.Context, t registry.Txn) (res registry.TxnResult, err error) {
 	err = s.around(ctx, "txn", func() error {
-		if err := checkCount(t, registry.MaxTxnOps); err != nil {
+		if err := checkShape(t, registry.MaxTxnOps); err != nil {
 			return err
 		}
 		for _, branch := range [][]registry.Op{t.Then, t.Else} {
@@ -150,6 +151,7 @@ func (s *Store) Txn(ctx context.Context, t registry.Txn) (res registry.TxnResult
 		res = tx.run(way)
 		if len(tx.events) > 0 {
 			s.revision++
+			tx.settlePrevious()
 			s.publish(tx.events)
 		}
 		tx.stamp(&res)
@@ -161,19 +163,23 @@ func (s *Store) Txn(ctx context.Context, t registry.Txn) (res registry.TxnResult
 	return res, nil
 }
 
-// checkCount refuses what etcd refuses: each level counts on top of the one around it.
-func checkCount(t registry.Txn, room int) error {
+// checkShape refuses what etcd refuses: too many operations, where each level counts
+// on top of the one around it, and empty keys.
+func checkShape(t registry.Txn, room int) error {
 	n := max(len(t.If), len(t.Then), len(t.Else))
 	if n > room {
 		return errTooManyOps
 	}
-	for _, branch := range [][]registry.Op{t.Then, t.Else} {
-		for _, op := range branch {
-			if op.Kind == registry.OpTxn {
-				if err := checkCount(*op.Txn, room-n); err != nil {
-					return err
-				}
+	if slices.ContainsFunc(t.If, func(c registry.Cond) bool { return c.Key == "" }) {
+		return errNoKey
+	}
+	for _, op := range slices.Concat(t.Then, t.Else) {
+		if op.Kind == registry.OpTxn {
+			if err := checkShape(*op.Txn, room-n); err != nil {
+				return err
 			}
+		} else if op.Key == "" && !op.Prefix {
+			return errNoKey
 		}
 	}
 	return nil
@@ -299,6 +305,19 @@ func (tx *txn) apply(op registry.Op) (item registry.TxnItem) {
 	return item
 }
 
+// settlePrevious makes what was before an event what was before the transaction,
+// which may put a key in one nested part and delete it in a later one.
+func (tx *txn) settlePrevious() {
+	before := map[string]*registry.KV{}
+	for i := range tx.events {
+		e := &tx.events[i]
+		if was, again := before[e.Key]; again {
+			e.Previous = was
+		}
+		before[e.Key] = e.Previous
+	}
+}
+
 // stamp writes the revision after the transaction into all its results.
 func (tx *txn) stamp(res *registry.TxnResult) {
 	res.Revision = tx.s.revision
@@ -401,6 +420,9 @@ func (s *Store) Range(ctx context.Context, r registry.RangeRequest) (res registr
 	err = s.around(ctx, "range", func() error {
 		res = registry.RangeResult{Revision: s.revision}
 		keys := s.keys
+		if r.Key == "" && !r.Prefix {
+			return errNoKey
+		}
 		if r.Revision > s.revision {
 			return errFuture
 		}

@@ -13,7 +13,8 @@ import (
 type watcher struct {
 	key   string
 	alone bool  // one key, not all that begin with it
-	reach int64 // up to which everything has been queued; guarded by the store's lock
+	began bool  // with alone: told how the key stands; guarded by the store's lock
+	reach int64 // up to which everything has been queued; likewise
 	ended bool  // likewise
 
 	mu    sync.Mutex
@@ -88,6 +89,11 @@ func (s *Store) feed(w *watcher) {
 	if w.ended {
 		return
 	}
+	if w.alone && !w.began {
+		w.began = true
+		s.present(w)
+		return
+	}
 	if w.reach < s.compacted {
 		w.ended = true
 		w.push(registry.WatchResponse{Err: registry.ErrCompacted, CompactRevision: s.compacted})
@@ -100,6 +106,22 @@ func (s *Store) feed(w *watcher) {
 		}
 		w.offer(s.history[i].ModRevision, s.history[i:j])
 		i = j
+	}
+}
+
+// present queues how a key stands, if that is news to who has seen it at w.reach.
+func (s *Store) present(w *watcher) {
+	if s.revision <= w.reach {
+		return
+	}
+	since := w.reach
+	w.reach = s.revision
+	e := registry.Event{KV: registry.KV{Key: w.key, ModRevision: s.revision}, Deleted: true}
+	if kv, there := s.keys[w.key]; there {
+		e = registry.Event{KV: kv}
+	}
+	if e.ModRevision > since {
+		w.push(registry.WatchResponse{Revision: s.revision, Events: []registry.Event{e}})
 	}
 }
 
