@@ -12,7 +12,7 @@ import (
 
 var (
 	storeSeed  = flag.Uint64("store.seed", 0, "seed of the comparison of the twin in memory with etcd; 0 takes another each time")
-	storeSteps = flag.Int("store.steps", 1500, "steps of that comparison")
+	storeSteps = flag.Int("store.steps", 1000, "steps of that comparison")
 )
 
 // ownServer starts an etcd that only this test uses, and a Store on it.

@@ -69,7 +69,7 @@ type comparison struct {
 	compacted int64
 	taps      int // made
 	live      []tapInfo
-	trace     []string // of the newest steps
+	trace     []string        // of the newest steps
 	put       map[string]bool // keys, by the transaction that is being made
 	done      Compared
 }
