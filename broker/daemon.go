@@ -3,7 +3,9 @@
 //
 //	datadir.go     its directory, lock and identity
 //	membership.go  its registration
-//	topics.go      what it knows of the cluster, and the partitions it leads
+//	catalog.go     what the registry says of brokers and topics
+//	topics*.go     what clients are shown of it, the partitions it leads, its errands
+//	logdirs.go     where their logs are, and where those of deleted topics go
 //	producers.go   producer ids
 //	daemon.go      start and stop
 //	health.go      whether it lives, and whether it is of use
@@ -218,17 +220,20 @@ func (d *Daemon) identify(ctx context.Context) error {
 
 // loadTopics opens the partitions of this daemon and follows the registry from then on.
 func (d *Daemon) loadTopics(ctx context.Context) error {
-	prefixes := []string{viewBrokers: d.cfg.Root.Brokers(), viewTopics: d.cfg.Root.Topics()}
-	view, err := registry.OpenView(ctx, d.store, prefixes,
-		registry.ViewOptions{Stall: d.cfg.SessionTimeout / 2, Logger: d.log}, nil)
+	view, err := registry.OpenView(ctx, d.store, viewPrefixes(d.cfg.Root),
+		registry.ViewOptions{Stall: d.cfg.SessionTimeout / 2, Logger: d.log}, d.topics.enqueue)
 	if err != nil {
 		return err
 	}
 	d.view = view
 	d.undo = append(d.undo, d.topics.close, func() error { view.Close(); return nil })
-	d.topics.update(view.Snapshot())
+	if err := d.topics.load(); err != nil {
+		return err
+	}
 	d.topics.pulse.beat()
-	d.work.Go(func() { d.topics.follow(d.ctx, view) })
+	d.work.Go(func() { d.topics.follow(d.ctx, view.Trouble()) })
+	d.work.Go(func() { d.topics.errands.run(d.ctx) })
+	d.work.Go(func() { d.topics.dirs.run(d.ctx) })
 	return nil
 }
 

@@ -20,7 +20,9 @@ import (
 //	lock          flock
 //	muster.json   identity
 //	etcd/         the embedded server
-//	logs/         a directory for each partition, <topic>-<number>
+//	logs/         a directory for each partition; see logDirs, also for
+//	stray/        logs of no topic in the registry
+//	deleting/     logs of deleted topics
 type dataDir struct {
 	path string
 	lock *os.File
@@ -163,10 +165,6 @@ func (d *dataDir) setLease(id registry.LeaseID) error {
 }
 
 func (d *dataDir) etcd() string { return filepath.Join(d.path, "etcd") }
-
-func (d *dataDir) partition(topic string, number int32) string {
-	return filepath.Join(d.path, "logs", topic+"-"+strconv.Itoa(int(number)))
-}
 
 // keep makes the directory this broker's for good.
 func (d *dataDir) keep() { d.fresh = false }

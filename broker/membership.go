@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -19,15 +21,22 @@ type membership struct {
 
 	mu      sync.Mutex
 	session *registry.Session // the newest one; it may be dead
-	counts  map[string]int32  // topic -> partitions here, as they are to be
-	written map[string]int32  // as they stand under the session
+	counts  map[string]count  // by topic, as they are to be
+	dirty   map[string]bool   // topics whose counts do not stand so under the session
 	kick    chan struct{}     // counts have changed
 
 	pulse pulse // of run
 }
 
+// count is how many partitions of a topic are here, and which topic that is: the
+// create-revision of its record.
+type count struct {
+	partitions int32
+	topic      int64
+}
+
 func newMembership(d *Daemon) *membership {
-	return &membership{d: d, counts: map[string]int32{}, written: map[string]int32{}, kick: make(chan struct{}, 1)}
+	return &membership{d: d, counts: map[string]count{}, dirty: map[string]bool{}, kick: make(chan struct{}, 1)}
 }
 
 const (
@@ -90,7 +99,9 @@ func (m *membership) join(ctx context.Context, former registry.LeaseID) error {
 	m.d.dir.keep()
 	m.mu.Lock()
 	m.session = s
-	clear(m.written)
+	for topic := range m.counts {
+		m.dirty[topic] = true
+	}
 	m.mu.Unlock()
 	m.d.metrics.registration(nil)
 	m.d.log.Info("registered", "lease", registry.LeaseText(s.Lease()), "host", m.d.advertise.host, "port", m.d.advertise.port)
@@ -178,7 +189,6 @@ func (m *membership) rejoin(ctx context.Context, s *registry.Session) bool {
 		}
 		cancel()
 		if err == nil {
-			m.setCounts(nil)
 			return true
 		}
 		if ctx.Err() != nil {
@@ -196,54 +206,77 @@ func (m *membership) rejoin(ctx context.Context, s *registry.Session) bool {
 	}
 }
 
-// setCounts says how many partitions of each topic are here; nil leaves them and
-// only asks that they be written.
-func (m *membership) setCounts(counts map[string]int32) {
+// setCount says how many partitions of a topic are here; 0 takes the count away.
+func (m *membership) setCount(topic string, partitions int32, record int64) {
 	m.mu.Lock()
-	if counts != nil {
-		m.counts = counts
+	defer m.mu.Unlock()
+	c := count{partitions, record}
+	if partitions == 0 {
+		c = count{}
 	}
-	m.mu.Unlock()
+	if m.counts[topic] == c {
+		return
+	}
+	m.counts[topic] = c
+	if partitions == 0 {
+		delete(m.counts, topic)
+	}
+	m.dirty[topic] = true
 	select {
 	case m.kick <- struct{}{}:
 	default:
 	}
 }
 
-// writeCounts brings /brokers/topics/<topic>/<id> up to date.
+// writeCounts brings /brokers/topics/<topic>/<id> up to date. A count is written
+// only beside the record that it is about: after a deletion it would be left behind.
 func (m *membership) writeCounts(ctx context.Context) error {
 	m.mu.Lock()
 	s := m.session
-	var ops []registry.Op
-	next := map[string]int32{}
-	for topic, n := range m.counts {
-		next[topic] = n
-		if m.written[topic] != n {
-			ops = append(ops, registry.Put(m.d.cfg.Root.TopicBroker(topic, m.d.cfg.ID), strconv.AppendInt(nil, int64(n), 10), s.Lease()))
-		}
-	}
-	for topic := range m.written {
-		if _, still := m.counts[topic]; !still {
-			ops = append(ops, registry.Delete(m.d.cfg.Root.TopicBroker(topic, m.d.cfg.ID)))
-		}
-	}
+	topics := slices.Collect(maps.Keys(m.dirty))
 	m.mu.Unlock()
 	limited, cancel := context.WithTimeout(ctx, registryCallLimit)
 	defer cancel()
-	for len(ops) > 0 {
-		part := ops[:min(len(ops), registry.MaxNested)]
-		ops = ops[len(part):]
+	for len(topics) > 0 {
+		part := topics[:min(len(topics), registry.MaxNested)]
+		topics = topics[len(part):]
 		if !s.Alive() {
 			return nil // the next session writes them
 		}
-		if _, err := m.d.store.Txn(limited, registry.Txn{Then: part}); err != nil {
+		if err := m.writeSome(limited, s, part); err != nil {
 			return err
 		}
 	}
+	return nil
+}
+
+func (m *membership) writeSome(ctx context.Context, s *registry.Session, topics []string) error {
+	root, id := m.d.cfg.Root, m.d.cfg.ID
+	var t registry.Txn
+	wrote := make(map[string]count, len(topics))
+	m.mu.Lock()
+	for _, topic := range topics {
+		c, there := m.counts[topic]
+		wrote[topic] = c
+		op := registry.Delete(root.TopicBroker(topic, id))
+		if there {
+			op = registry.Nested(registry.Txn{
+				If:   []registry.Cond{registry.CreatedAt(root.Topic(topic), c.topic)},
+				Then: []registry.Op{registry.Put(root.TopicBroker(topic, id), strconv.AppendInt(nil, int64(c.partitions), 10), s.Lease())},
+			})
+		}
+		t.Then = append(t.Then, op)
+	}
+	m.mu.Unlock()
+	if _, err := m.d.store.Txn(ctx, t); err != nil {
+		return err
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.session == s {
-		m.written = next
+	for topic, c := range wrote {
+		if m.session == s && m.counts[topic] == c {
+			delete(m.dirty, topic)
+		}
 	}
 	return nil
 }

@@ -9,24 +9,33 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/twmb/franz-go/pkg/kerr"
 
 	"github.com/muster-io/muster/broker/api"
 	"github.com/muster-io/muster/broker/partition"
-	"github.com/muster-io/muster/broker/storage"
 	"github.com/muster-io/muster/registry"
 )
 
 // topics is what the daemon knows of brokers and topics, and the partitions that
-// it leads. It follows a View of the registry; what is shown to clients is
-// exchanged as a whole once the new partitions are open.
+// it leads. It follows a View of the registry by its events; what is shown to
+// clients is exchanged as a whole once the new partitions are open.
 type topics struct {
-	d *Daemon
+	d       *Daemon
+	dirs    *logDirs
+	errands *errands
+
+	queueMu sync.Mutex
+	queue   []registry.Event // not taken in yet
+	queued  chan struct{}
+
+	catalog  *catalog // of the goroutine that follows, as what comes next
+	failing  map[topicNumber]time.Time
+	reported map[string]bool // bad records that were complained about
 
 	mu       sync.RWMutex
 	snapshot api.Snapshot
 	open     map[topicNumber]local
-	reported map[string]bool  // bad records that were complained about
 	ownLease registry.LeaseID // of this daemon's record as the registry shows it; 0 if it shows none
 
 	pulse pulse // of follow
@@ -41,73 +50,193 @@ type topicNumber struct {
 type local struct {
 	partition *partition.Local
 	err       error
+	spec      localSpec
+	pause     time.Duration // after err, until it is tried again
+}
+
+// localSpec is what a partition was opened with. When something else is wanted it
+// is closed and opened again.
+type localSpec struct {
+	id       uuid.UUID
+	epoch    int32
+	settings logSettings
 }
 
 func newTopics(d *Daemon) *topics {
-	return &topics{d: d, open: map[topicNumber]local{}, reported: map[string]bool{}}
+	t := &topics{d: d, queued: make(chan struct{}, 1), catalog: newCatalog(d.cfg.Root),
+		failing: map[topicNumber]time.Time{}, reported: map[string]bool{}, open: map[topicNumber]local{},
+		snapshot: api.Snapshot{Controller: -1, Topics: map[string]api.Topic{}}}
+	t.dirs = newLogDirs(d.cfg.DataDir, d.log)
+	t.errands = newErrands(d)
+	return t
 }
 
-// silencePause is how often a silent registry is complained of.
-const silencePause = time.Minute
-
-// openAtOnce is how many logs are opened in parallel: recovery reads the disk,
-// and more readers only make it seek.
-const openAtOnce = 4
-
-// The prefixes of the daemon's view, in order.
 const (
-	viewBrokers = iota
-	viewTopics
+	// silencePause is how often a silent registry is complained of.
+	silencePause = time.Minute
+	// A log that could not be opened is tried again: its trouble may be over.
+	minOpenPause = time.Second
+	maxOpenPause = time.Minute
 )
 
+// viewPrefixes are what the daemon follows.
+func viewPrefixes(root registry.Root) []string {
+	return []string{root.Brokers(), root.Topics(), root.TopicConfigs(), root.DeletedTopics()}
+}
+
+// enqueue takes events from the View, which it must not hold up.
+func (t *topics) enqueue(_ registry.Snapshot, events []registry.Event) {
+	t.queueMu.Lock()
+	t.queue = append(t.queue, events...)
+	t.queueMu.Unlock()
+	select {
+	case t.queued <- struct{}{}:
+	default:
+	}
+}
+
+func (t *topics) dequeue() []registry.Event {
+	t.queueMu.Lock()
+	defer t.queueMu.Unlock()
+	events := t.queue
+	t.queue = nil
+	return events
+}
+
+// load takes in what the View holds when it has been opened.
+func (t *topics) load() error {
+	ch := t.catalog.apply(t.dequeue())
+	if err := t.dirs.settle(t.catalog); err != nil {
+		return err
+	}
+	t.update(ch)
+	return nil
+}
+
 // follow takes in what the registry shows until ctx ends.
-func (t *topics) follow(ctx context.Context, v *registry.View) {
+func (t *topics) follow(ctx context.Context, trouble <-chan struct{}) {
 	var silence time.Time
 	beat := time.NewTicker(beatEvery)
 	defer beat.Stop()
 	for {
 		t.pulse.beat()
+		retry, stop := t.nextRetry()
 		select {
 		case <-ctx.Done():
+			stop()
 			return
 		case <-beat.C:
-		case <-v.Changed():
-			t.update(v.Snapshot())
-		case <-v.Trouble():
+		case <-t.queued:
+			t.update(t.catalog.apply(t.dequeue()))
+		case <-retry:
+			t.retry()
+		case <-trouble:
 			if time.Since(silence) > silencePause {
 				silence = time.Now()
 				t.d.log.Warn("registry does not answer; topics and brokers shown may be old")
 			}
 		}
+		stop()
 	}
 }
 
-// update makes a snapshot for clients of one for the registry.
-func (t *topics) update(s registry.Snapshot) {
-	next := api.Snapshot{ClusterID: t.d.clusterID, Controller: -1, Topics: map[string]api.Topic{}}
-	var own registry.LeaseID
-	for _, kv := range s.Under(viewBrokers) {
-		id, rec, err := t.d.cfg.Root.ParseBroker(kv)
-		if err != nil {
-			t.complain(err)
-			continue
-		}
-		next.Brokers = append(next.Brokers, api.Broker{ID: id, Host: rec.Host, Port: rec.Port})
-		if id == t.d.cfg.ID {
-			own = kv.Lease
+// nextRetry fires when the next log is to be tried again.
+func (t *topics) nextRetry() (c <-chan time.Time, stop func() bool) {
+	if len(t.failing) == 0 {
+		return nil, func() bool { return true }
+	}
+	due := slices.MinFunc(slices.Collect(maps.Values(t.failing)), time.Time.Compare)
+	timer := time.NewTimer(time.Until(due))
+	return timer.C, timer.Stop
+}
+
+// retry looks again at the topics with logs that could not be opened.
+func (t *topics) retry() {
+	ch := catalogChange{topics: map[string]bool{}}
+	for tn, due := range t.failing {
+		if !time.Now().Before(due) {
+			ch.topics[tn.topic] = true
 		}
 	}
-	slices.SortFunc(next.Brokers, func(a, b api.Broker) int { return int(a.ID) - int(b.ID) })
-	if len(next.Brokers) > 0 {
-		// Clients send what is for a controller to one; here any daemon will do.
-		next.Controller = next.Brokers[0].ID
+	t.update(ch)
+}
+
+// update brings the partitions of this daemon, and what clients are shown, in line
+// with the catalog, as far as it has changed.
+func (t *topics) update(ch catalogChange) {
+	for _, err := range ch.bad {
+		t.complain(err)
 	}
-	t.readTopics(s.Under(viewTopics), &next)
-	counts := t.openMissing(&next)
+	next := t.Snapshot()
+	next.ClusterID = t.d.clusterID
+	if ch.brokers {
+		next.Brokers, next.Controller = t.catalog.list(), -1
+		if len(next.Brokers) > 0 {
+			// Clients send what is for a controller to one; here any daemon will do.
+			next.Controller = next.Brokers[0].ID
+		}
+	}
+	var todo localChanges
+	if len(ch.topics) > 0 {
+		next.Topics = maps.Clone(next.Topics)
+		for _, name := range slices.Sorted(maps.Keys(ch.topics)) {
+			before := next.Topics[name]
+			topic, there := t.catalog.topic(name)
+			next.Topics[name] = topic
+			if !there {
+				delete(next.Topics, name)
+			}
+			t.plan(before, topic, t.condemned(name, before.ID, ch), &todo, name)
+		}
+	}
+	if len(todo.close) > 0 || len(todo.aside) > 0 {
+		t.publish(next, todo.close) // nobody is to find what is about to be closed
+		t.closeAll(todo)
+	}
+	t.openAll(todo.open)
+	t.publish(next, nil)
+	for name := range ch.topics {
+		n, created := t.catalog.count(name, t.d.cfg.ID)
+		t.d.members.setCount(name, n, created)
+		id, adopt := t.toAdopt(name)
+		t.errands.adoptIf(name, id, adopt)
+	}
+	t.errands.follow(ch.deletions, t.catalog, t.d.cfg.ID)
+}
+
+// toAdopt tells whether this daemon is to give the topic an id.
+func (t *topics) toAdopt(name string) (id string, adopt bool) {
+	e := t.catalog.topics[name]
+	if e == nil || e.record == nil || e.unreadable || !e.unnamed {
+		return "", false
+	}
+	topic, _ := t.catalog.topic(name)
+	leads := slices.ContainsFunc(topic.Partitions, func(p api.PartitionInfo) bool { return p.Leader == t.d.cfg.ID })
+	return e.record.TopicID, leads
+}
+
+// condemned tells whether the deletion of the topic was asked for: a record that is
+// gone or has another id without that may come back.
+func (t *topics) condemned(name string, id uuid.UUID, ch catalogChange) bool {
+	if ch.condemned[id] {
+		return true
+	}
+	marker, there := t.catalog.deletions[name]
+	if !there {
+		return false
+	}
+	_, rec, err := t.d.cfg.Root.ParseDeletion(marker)
+	asked, errID := uuid.Parse(rec.TopicID)
+	return err == nil && errID == nil && asked == id
+}
+
+func (t *topics) publish(next api.Snapshot, gone []closing) {
 	t.mu.Lock()
-	t.snapshot, t.ownLease = next, own
-	t.mu.Unlock()
-	t.d.members.setCounts(counts)
+	defer t.mu.Unlock()
+	t.snapshot, t.ownLease = next, t.catalog.brokers[t.d.cfg.ID].lease
+	for _, c := range gone {
+		delete(t.open, c.tn)
+	}
 }
 
 func (t *topics) complain(err error) {
@@ -115,109 +244,6 @@ func (t *topics) complain(err error) {
 		t.reported[text] = true
 		t.d.log.Warn("record skipped", "error", err)
 	}
-}
-
-// readTopics joins the records of topics with the states of their partitions. A
-// partition without a state has the one it was created with.
-func (t *topics) readTopics(kvs []registry.KV, next *api.Snapshot) {
-	states := map[topicNumber]registry.PartitionState{}
-	for _, kv := range kvs {
-		topic, number, state, ok, err := t.d.cfg.Root.ParsePartitionState(kv)
-		if err != nil {
-			t.complain(err)
-		} else if ok {
-			states[topicNumber{topic, number}] = state
-		}
-	}
-	for _, kv := range kvs {
-		name, rec, ok, err := t.d.cfg.Root.ParseTopic(kv)
-		if err != nil {
-			t.complain(err)
-			continue
-		}
-		if !ok {
-			continue
-		}
-		topic := api.Topic{Name: name, ID: rec.ID()}
-		for _, p := range rec.List(name) {
-			replicas := rec.Partitions[p.Number]
-			state, ok := states[topicNumber{name, p.Number}]
-			if !ok {
-				state = registry.InitialState(replicas)
-			}
-			topic.Partitions = append(topic.Partitions, api.PartitionInfo{Number: p.Number, Leader: state.Leader,
-				LeaderEpoch: state.LeaderEpoch, Replicas: replicas, ISR: state.ISR})
-		}
-		next.Topics[name] = topic
-	}
-}
-
-// openMissing opens the logs of partitions that this daemon leads and has not
-// opened yet, and returns how many partitions of each topic have a replica here.
-func (t *topics) openMissing(next *api.Snapshot) map[string]int32 {
-	counts := map[string]int32{}
-	type job struct {
-		topic api.Topic
-		info  api.PartitionInfo
-	}
-	var jobs []job
-	for _, name := range slices.Sorted(maps.Keys(next.Topics)) {
-		topic := next.Topics[name]
-		for _, info := range topic.Partitions {
-			if slices.Contains(info.Replicas, t.d.cfg.ID) {
-				counts[name]++
-			}
-			t.mu.RLock()
-			l, there := t.open[topicNumber{name, info.Number}]
-			t.mu.RUnlock()
-			// One that could not be opened is tried again: its trouble may be over.
-			if info.Leader == t.d.cfg.ID && (!there || l.err != nil) {
-				jobs = append(jobs, job{topic, info})
-			}
-		}
-	}
-	var wg sync.WaitGroup
-	slots := make(chan struct{}, openAtOnce)
-	for _, j := range jobs {
-		slots <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-slots }()
-			t.pulse.beat()
-			l := t.openOne(j.topic, j.info)
-			t.mu.Lock()
-			t.open[topicNumber{j.topic.Name, j.info.Number}] = l
-			t.mu.Unlock()
-		})
-	}
-	wg.Wait()
-	return counts
-}
-
-func (t *topics) openOne(topic api.Topic, info api.PartitionInfo) local {
-	log := t.d.log.With("topic", topic.Name, "partition", info.Number)
-	if err := registry.ValidateTopicName(topic.Name); err != nil {
-		log.Error("partition cannot be opened", "error", err)
-		return local{err: fmt.Errorf("%w: %w", kerr.InvalidTopicException, err)}
-	}
-	p, recovery, err := partition.OpenLocal(partition.LocalOptions{
-		Dir:          t.d.dir.partition(topic.Name, info.Number),
-		TopicID:      storage.TopicID(topic.ID),
-		LeaderEpoch:  info.LeaderEpoch,
-		SegmentBytes: t.d.cfg.SegmentBytes,
-		Listener: t.d.metrics.listen(storage.Listener{
-			Failed: func(e *storage.FailedError) { log.Error("partition failed and is read-only", "error", e) },
-		}),
-	})
-	if err != nil {
-		log.Error("partition cannot be opened", "error", err)
-		return local{err: fmt.Errorf("%w: %w", kerr.KafkaStorageError, err)}
-	}
-	if recovery.BytesCut > 0 {
-		log.Warn("log was cut to its last whole batch", "bytes_cut", recovery.BytesCut, "end_offset", recovery.ValidOffset, "reason", recovery.Reason)
-	} else if !recovery.Clean {
-		log.Info("log recovered", "end_offset", recovery.ValidOffset)
-	}
-	return local{partition: p}
 }
 
 // BrokerID implements api.Cluster.
@@ -255,12 +281,18 @@ func (t *topics) Partition(topic string, number int32) (partition.Partition, err
 		}
 		return l.partition, nil
 	}
-	for _, info := range t.snapshot.Topics[topic].Partitions {
-		if info.Number == number {
-			return nil, kerr.NotLeaderForPartition
-		}
+	if _, there := find(t.snapshot.Topics[topic].Partitions, number); !there {
+		return nil, kerr.UnknownTopicOrPartition
 	}
-	return nil, kerr.UnknownTopicOrPartition
+	return nil, kerr.NotLeaderForPartition // or not yet: it is being opened
+}
+
+func find(partitions []api.PartitionInfo, number int32) (api.PartitionInfo, bool) {
+	at, there := slices.BinarySearchFunc(partitions, number, func(p api.PartitionInfo, n int32) int { return int(p.Number) - int(n) })
+	if !there {
+		return api.PartitionInfo{}, false
+	}
+	return partitions[at], true
 }
 
 // CreateTopic implements api.Cluster.
@@ -284,7 +316,8 @@ func (t *topics) CreateTopic(ctx context.Context, name string) error {
 		}
 	}
 	if err != nil {
-		// The registry is in trouble: the client is to ask again.
+		// The registry is in trouble, or the topic is being deleted: the client is to
+		// ask again.
 		return fmt.Errorf("%w: %w", kerr.LeaderNotAvailable, err)
 	}
 	return nil

@@ -107,10 +107,13 @@ func swapTopic(ctx context.Context, st Store, root Root, kv KV, rec TopicRecord,
 	return res.Revision, nil
 }
 
-// AdoptTopic gives a topic without an id one. Records that 0.8.2 or a person wrote
-// have none, and a log on disk must know whose it is. A topic that has an id, or
-// is gone, is left alone.
-func AdoptTopic(ctx context.Context, st Store, root Root, topic string) error {
+// AdoptTopic gives a topic without an id one: the given one, or if that is empty a
+// new one. Records that 0.8.2 or a person wrote have none, and a log on disk must
+// know whose it is. A topic that has an id, or is gone, is left alone.
+func AdoptTopic(ctx context.Context, st Store, root Root, topic, id string) error {
+	if id == "" {
+		id = uuid.NewString()
+	}
 	for {
 		kv, rec, err := readTopic(ctx, st, root, topic)
 		if errors.Is(err, ErrNoTopic) || err == nil && rec.TopicID != "" {
@@ -119,7 +122,7 @@ func AdoptTopic(ctx context.Context, st Store, root Root, topic string) error {
 		if err != nil {
 			return fmt.Errorf("adopt topic %s: %w", clip([]byte(topic)), err)
 		}
-		rec.TopicID = uuid.NewString()
+		rec.TopicID = id
 		revision, err := swapTopic(ctx, st, root, kv, rec, nil)
 		if err != nil {
 			return fmt.Errorf("adopt topic %s: %w", clip([]byte(topic)), err)

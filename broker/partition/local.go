@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -14,9 +15,10 @@ import (
 // Local is a partition whose only replica is a log on this machine: the high
 // watermark is what is on disk.
 type Local struct {
-	log   *storage.Log
-	epoch int32
-	now   func() time.Time
+	log     *storage.Log
+	epoch   int32
+	now     func() time.Time
+	retired atomic.Pointer[kerr.Error]
 }
 
 var _ Partition = (*Local)(nil)
@@ -94,7 +96,7 @@ func OpenLocal(opts LocalOptions) (*Local, storage.Recovery, error) {
 func (p *Local) Append(batches []byte) (Appended, error) {
 	stored, err := p.log.Append(batches, p.epoch, p.now().UnixMilli())
 	if err != nil {
-		return Appended{}, forClient(err)
+		return Appended{}, p.forClient(err)
 	}
 	return Appended{Base: stored.Base, Next: stored.Next, LogAppendTime: -1, Duplicate: stored.Duplicate}, nil
 }
@@ -102,12 +104,12 @@ func (p *Local) Append(batches []byte) (Appended, error) {
 // Read implements Partition.
 func (p *Local) Read(offset int64, maxBytes int) ([]byte, error) {
 	b, err := p.log.Read(offset, p.log.Durable(), maxBytes)
-	return b, forClient(err)
+	return b, p.forClient(err)
 }
 
 // AwaitHighWatermark implements Partition.
 func (p *Local) AwaitHighWatermark(ctx context.Context, offset int64) error {
-	return forClient(p.log.AwaitDurable(ctx, offset))
+	return p.forClient(p.log.AwaitDurable(ctx, offset))
 }
 
 // Grown implements Partition. All that wait for the same offset share a channel.
@@ -116,13 +118,13 @@ func (p *Local) Grown(offset int64) <-chan struct{} { return p.log.DurablePast(o
 // OffsetForTime implements Partition.
 func (p *Local) OffsetForTime(ts int64) (TimedOffset, bool, error) {
 	at, ok, err := p.log.OffsetForTime(ts)
-	return TimedOffset(at), ok, forClient(err)
+	return TimedOffset(at), ok, p.forClient(err)
 }
 
 // MaxTimestamp implements Partition. Records without a timestamp (-1) do not count.
 func (p *Local) MaxTimestamp() (TimedOffset, bool, error) {
 	at, ok, err := p.log.MaxTimestamp()
-	return TimedOffset(at), ok, forClient(err)
+	return TimedOffset(at), ok, p.forClient(err)
 }
 
 // Start implements Partition.
@@ -146,10 +148,17 @@ func (p *Local) LeaderEpoch() int32 { return p.epoch }
 // Close implements Partition.
 func (p *Local) Close() error { return p.log.Close() }
 
+// Retire closes the partition because the broker is not to serve it any more.
+// Whoever still uses it or waits for it is told why: it moved, or its topic is gone.
+func (p *Local) Retire(why *kerr.Error) error {
+	p.retired.Store(why)
+	return p.log.Close()
+}
+
 // forClient puts into an error of the log the Kafka error that a client is told,
 // unless one is there. The end of a context stays what it is: only the caller
 // knows which of its time limits that was.
-func forClient(err error) error {
+func (p *Local) forClient(err error) error {
 	if err == nil || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
@@ -160,7 +169,10 @@ func forClient(err error) error {
 		return fmt.Errorf("%w: %w", kerr.CorruptMessage, err)
 	}
 	if errors.Is(err, storage.ErrClosed) {
-		// The partition is moving or the broker stops: clients look for it anew.
+		if why := p.retired.Load(); why != nil {
+			return fmt.Errorf("%w: %w", why, err)
+		}
+		// The broker stops: clients look for it anew.
 		return fmt.Errorf("%w: %w", kerr.NotLeaderForPartition, err)
 	}
 	return fmt.Errorf("%w: %w", kerr.KafkaStorageError, err)

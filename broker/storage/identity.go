@@ -58,6 +58,19 @@ func EnsureIdentity(fs FS, dir string, id TopicID) error {
 	return nil
 }
 
+// ReadIdentity tells whose directory it is. One that says nothing is ErrNotExist.
+func ReadIdentity(fs FS, dir string) (TopicID, error) {
+	data, err := readSmallFile(fs, dir, idName)
+	if err != nil {
+		return TopicID{}, fmt.Errorf("read %s: %w", filepath.Join(dir, idName), err)
+	}
+	id, err := parseIdentity(string(data))
+	if err != nil {
+		return TopicID{}, fmt.Errorf("read %s: %w", filepath.Join(dir, idName), err)
+	}
+	return id, nil
+}
+
 func parseIdentity(text string) (TopicID, error) {
 	version, rest, _ := strings.Cut(text, "\n")
 	if version != "version: 0" {
