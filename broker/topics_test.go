@@ -104,6 +104,11 @@ func without(t *testing.T, dir, under, prefix string) {
 // fetchCode asks for one partition and waits for more of it.
 func fetchCode(t *testing.T, k *kgo.Client, topic string, offset int64, wait time.Duration) error {
 	t.Helper()
+	return fetchCodeOf(t, k, 1, topic, offset, wait)
+}
+
+func fetchCodeOf(t *testing.T, k *kgo.Client, broker int, topic string, offset int64, wait time.Duration) error {
+	t.Helper()
 	req := kmsg.NewPtrFetchRequest()
 	req.Version, req.MaxWaitMillis, req.MinBytes, req.MaxBytes = 11, int32(wait.Milliseconds()), 1, 1<<20
 	req.SessionEpoch = -1
@@ -112,7 +117,7 @@ func fetchCode(t *testing.T, k *kgo.Client, topic string, offset int64, wait tim
 	rt := kmsg.NewFetchRequestTopic()
 	rt.Topic, rt.Partitions = topic, append(rt.Partitions, p)
 	req.Topics = append(req.Topics, rt)
-	res, err := k.Broker(1).Request(t.Context(), req)
+	res, err := k.Broker(broker).Request(t.Context(), req)
 	if err != nil {
 		return err
 	}
