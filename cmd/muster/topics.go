@@ -17,7 +17,7 @@ import (
 func topicsCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "topics",
-		Usage: "create and show topics",
+		Usage: "create, show, change and delete topics",
 		Subcommands: []*cli.Command{
 			{
 				Name: "create", Usage: "create a topic on the live brokers", ArgsUsage: "NAME",
@@ -29,7 +29,21 @@ func topicsCommand() *cli.Command {
 				Action: createTopic,
 			},
 			{Name: "list", Usage: "list topics", Flags: clientFlags(), Action: listTopics},
-			{Name: "describe", Usage: "show a topic's partitions", ArgsUsage: "NAME", Flags: clientFlags(), Action: describeTopic},
+			{Name: "describe", Usage: "show a topic's partitions and settings", ArgsUsage: "NAME", Flags: clientFlags(), Action: describeTopic},
+			{
+				Name: "alter", Usage: "add partitions to a topic, change its settings", ArgsUsage: "NAME",
+				Flags: clientFlags(
+					&cli.IntFlag{Name: "partitions", Usage: "number of partitions that the topic is to have; it can only grow"},
+					&cli.StringSliceFlag{Name: "config", Usage: "`NAME=VALUE`, a setting of the topic; may be repeated"},
+					&cli.StringSliceFlag{Name: "delete-config", Usage: "`NAME` of a setting to remove; may be repeated"},
+				),
+				Action: alterTopic,
+			},
+			{
+				Name: "delete", Usage: "delete topics with their records, owners and offsets", ArgsUsage: "NAME...",
+				Flags:  clientFlags(&cli.BoolFlag{Name: "keep-offsets", Usage: "leave the offsets that groups have committed"}),
+				Action: deleteTopics,
+			},
 		},
 	}
 }
@@ -39,13 +53,9 @@ func createTopic(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	config := map[string]string{}
-	for _, setting := range c.StringSlice("config") {
-		k, v, ok := strings.Cut(setting, "=")
-		if !ok || k == "" {
-			return wrongUse("--config %q: want NAME=VALUE", setting)
-		}
-		config[k] = v
+	config, err := topicConfig(c)
+	if err != nil {
+		return err
 	}
 	if n := c.Int("partitions"); n < 1 || n > registry.MaxPartitions {
 		return wrongUse("--partitions %d: want 1 to %d", n, registry.MaxPartitions)
@@ -67,6 +77,7 @@ func createTopic(c *cli.Context) error {
 		if err != nil {
 			return err
 		}
+		cl.unhonoured(config)
 		facts := map[string]any{"topic": name, "topic_id": rec.TopicID, "partitions": len(rec.Partitions)}
 		return show(c, facts, func(w io.Writer) {
 			fmt.Fprintf(w, "created topic %s with %d partitions\n", name, len(rec.Partitions))
@@ -114,13 +125,16 @@ type partitionRow struct {
 	LeaderEpoch int32   `json:"leader_epoch"`
 	Replicas    []int32 `json:"replicas"`
 	ISR         []int32 `json:"isr"`
+	Offline     []int32 `json:"offline"` // replicas on brokers that are not registered
 }
 
 type topicDescription struct {
-	Topic      string            `json:"topic"`
-	TopicID    string            `json:"topic_id"`
-	Config     map[string]string `json:"config"`
-	Partitions []partitionRow    `json:"partitions"`
+	Topic       string            `json:"topic"`
+	TopicID     string            `json:"topic_id"`
+	Config      map[string]string `json:"config"`
+	NotHonoured []string          `json:"not_honoured"` // names in config on which no daemon acts yet
+	Partitions  []partitionRow    `json:"partitions"`
+	BrokersDown []int32           `json:"brokers_down"`
 }
 
 func describeTopic(c *cli.Context) error {
@@ -136,11 +150,18 @@ func describeTopic(c *cli.Context) error {
 		return show(c, d, func(w io.Writer) {
 			fmt.Fprintf(w, "topic %s, id %s, %d partitions\n", d.Topic, d.TopicID, len(d.Partitions))
 			for _, k := range slices.Sorted(maps.Keys(d.Config)) {
-				fmt.Fprintf(w, "%s=%s\n", k, d.Config[k])
+				note := ""
+				if slices.Contains(d.NotHonoured, k) {
+					note = " (stored, not honoured yet)"
+				}
+				fmt.Fprintf(w, "%s=%s%s\n", k, d.Config[k], note)
 			}
-			row(w, "PARTITION", "BROKER", "LEADER", "EPOCH", "REPLICAS", "ISR")
+			for _, id := range d.BrokersDown {
+				fmt.Fprintf(w, "broker %d is down\n", id)
+			}
+			row(w, "PARTITION", "BROKER", "LEADER", "EPOCH", "REPLICAS", "ISR", "OFFLINE")
 			for _, p := range d.Partitions {
-				row(w, p.Partition, p.Broker, p.Leader, p.LeaderEpoch, ints(p.Replicas), ints(p.ISR))
+				row(w, p.Partition, p.Broker, p.Leader, p.LeaderEpoch, ints(p.Replicas), ints(p.ISR), ints(p.Offline))
 			}
 		})
 	})
@@ -161,7 +182,8 @@ func readTopic(ctx context.Context, cl *client, name string) (*topicDescription,
 		topic, rec, ok, err := cl.root.ParseTopic(kv)
 		if ok && topic == name {
 			record = rec
-			d = &topicDescription{Topic: name, TopicID: rec.TopicID, Config: map[string]string{}, Partitions: []partitionRow{}}
+			d = &topicDescription{Topic: name, TopicID: rec.TopicID, Config: map[string]string{}, NotHonoured: []string{},
+				Partitions: []partitionRow{}, BrokersDown: []int32{}}
 		}
 		owner, number, state, isState, errState := cl.root.ParsePartitionState(kv)
 		if isState && owner == name {
@@ -174,14 +196,29 @@ func readTopic(ctx context.Context, cl *client, name string) (*topicDescription,
 	if d == nil {
 		return nil, fmt.Errorf("no topic %s: create it with: muster topics create %s", name, name)
 	}
+	brokers, bad, err := registry.LiveBrokers(ctx, cl.store, cl.root)
+	if err != nil {
+		return nil, err
+	}
+	cl.warn(bad)
 	for _, p := range record.List(name) {
 		state, ok := states[p.Number]
 		if !ok {
 			state = registry.InitialState(record.Partitions[p.Number])
 		}
-		d.Partitions = append(d.Partitions, partitionRow{p.Number, p.Home, state.Leader, state.LeaderEpoch, record.Partitions[p.Number], state.ISR})
+		offline := []int32{}
+		for _, id := range record.Partitions[p.Number] {
+			if _, live := brokers[id]; !live {
+				offline = append(offline, id)
+			}
+		}
+		d.BrokersDown = append(d.BrokersDown, offline...)
+		d.Partitions = append(d.Partitions, partitionRow{p.Number, p.Home, state.Leader, state.LeaderEpoch, record.Partitions[p.Number], state.ISR, offline})
 	}
+	slices.Sort(d.BrokersDown)
+	d.BrokersDown = slices.Compact(d.BrokersDown)
 	d.Config, err = readTopicConfig(ctx, cl, name, revision)
+	d.NotHonoured = append(d.NotHonoured, registry.UnhonouredConfig(d.Config)...)
 	return d, err
 }
 
