@@ -66,7 +66,7 @@ func (s *state) collectTopics(gauge func(*prometheus.Desc, float64, ...string)) 
 	t := s.d.topics
 	snapshot := t.Snapshot()
 	led := 0
-	for _, topic := range snapshot.Topics {
+	for topic := range snapshot.Topics.All() {
 		for _, p := range topic.Partitions {
 			if p.Leader == s.d.cfg.ID {
 				led++
@@ -74,7 +74,7 @@ func (s *state) collectTopics(gauge func(*prometheus.Desc, float64, ...string)) 
 		}
 	}
 	gauge(s.brokers, float64(len(snapshot.Brokers)))
-	gauge(s.topics, float64(len(snapshot.Topics)))
+	gauge(s.topics, float64(snapshot.Topics.Len()))
 	gauge(s.led, float64(led))
 	open, failed := 0, 0
 	for tn, l := range t.locals() {

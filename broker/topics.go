@@ -65,7 +65,7 @@ type localSpec struct {
 func newTopics(d *Daemon) *topics {
 	t := &topics{d: d, queued: make(chan struct{}, 1), catalog: newCatalog(d.cfg.Root),
 		failing: map[topicNumber]time.Time{}, reported: map[string]bool{}, open: map[topicNumber]local{},
-		snapshot: api.Snapshot{Controller: -1, Topics: map[string]api.Topic{}}}
+		snapshot: api.Snapshot{Controller: -1}}
 	t.dirs = newLogDirs(d.cfg.DataDir, d.log)
 	t.errands = newErrands(d)
 	return t
@@ -178,16 +178,19 @@ func (t *topics) update(ch catalogChange) {
 	}
 	var todo localChanges
 	if len(ch.topics) > 0 {
-		next.Topics = maps.Clone(next.Topics)
+		var put []api.Topic
+		var gone []string
 		for _, name := range slices.Sorted(maps.Keys(ch.topics)) {
-			before := next.Topics[name]
+			before, _ := next.Topics.Get(name)
 			topic, there := t.catalog.topic(name)
-			next.Topics[name] = topic
-			if !there {
-				delete(next.Topics, name)
+			if there {
+				put = append(put, topic)
+			} else {
+				gone = append(gone, name)
 			}
 			t.plan(before, topic, t.condemned(name, before.ID, ch), &todo, name)
 		}
+		next.Topics = next.Topics.Change(put, gone)
 	}
 	if len(todo.close) > 0 || len(todo.aside) > 0 {
 		t.publish(next, todo.close) // nobody is to find what is about to be closed
@@ -281,18 +284,11 @@ func (t *topics) Partition(topic string, number int32) (partition.Partition, err
 		}
 		return l.partition, nil
 	}
-	if _, there := find(t.snapshot.Topics[topic].Partitions, number); !there {
+	known, _ := t.snapshot.Topics.Get(topic)
+	if _, there := known.Partition(number); !there {
 		return nil, kerr.UnknownTopicOrPartition
 	}
 	return nil, kerr.NotLeaderForPartition // or not yet: it is being opened
-}
-
-func find(partitions []api.PartitionInfo, number int32) (api.PartitionInfo, bool) {
-	at, there := slices.BinarySearchFunc(partitions, number, func(p api.PartitionInfo, n int32) int { return int(p.Number) - int(n) })
-	if !there {
-		return api.PartitionInfo{}, false
-	}
-	return partitions[at], true
 }
 
 // CreateTopic implements api.Cluster.

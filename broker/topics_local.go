@@ -53,7 +53,7 @@ func (t *topics) plan(before, topic api.Topic, condemned bool, todo *localChange
 	same := exists && (before.ID == topic.ID || !existed)
 	for _, info := range before.Partitions {
 		tn := topicNumber{name, info.Number}
-		_, still := find(topic.Partitions, info.Number)
+		_, still := topic.Partition(info.Number)
 		gone := !same || exists && !still
 		t.planOne(tn, topic, settings, gone, todo)
 		if gone && existed {
@@ -61,7 +61,7 @@ func (t *topics) plan(before, topic api.Topic, condemned bool, todo *localChange
 		}
 	}
 	for _, info := range topic.Partitions {
-		if _, seen := find(before.Partitions, info.Number); !seen {
+		if _, seen := before.Partition(info.Number); !seen {
 			t.planOne(topicNumber{name, info.Number}, topic, settings, false, todo)
 		}
 	}
@@ -69,7 +69,7 @@ func (t *topics) plan(before, topic api.Topic, condemned bool, todo *localChange
 
 // planOne plans for one partition.
 func (t *topics) planOne(tn topicNumber, topic api.Topic, settings logSettings, gone bool, todo *localChanges) {
-	info, there := find(topic.Partitions, tn.number)
+	info, there := topic.Partition(tn.number)
 	want := localSpec{id: topic.ID, epoch: info.LeaderEpoch, settings: settings}
 	wanted := there && info.Leader == t.d.cfg.ID && topic.ID != uuid.Nil
 	l, have := t.open[tn] // only this goroutine changes it

@@ -36,7 +36,7 @@ func produceRequest(version, acks int16, topic api.Topic, records map[int32][]by
 func TestProduceEveryVersion(t *testing.T) {
 	b := start(t, api.Options{})
 	b.addTopic("orders", 1)
-	topic := b.Snapshot().Topics["orders"]
+	topic := b.topic("orders")
 	c := b.dial(t)
 	next := int64(0)
 	for version := int16(3); version <= 13; version++ {
@@ -77,10 +77,10 @@ func TestProduceErrorsAreForEachPartition(t *testing.T) {
 	b.addTopic("orders", 4)
 	b.change(func(s *api.Snapshot) {
 		s.Brokers = append(s.Brokers, api.Broker{ID: 2, Host: "fd00:10::2", Port: 9093, Rack: "r2"})
-		topic := s.Topics["orders"]
+		topic, _ := s.Topics.Get("orders")
 		topic.Partitions = append([]api.PartitionInfo(nil), topic.Partitions...)
 		topic.Partitions[1].Leader, topic.Partitions[1].LeaderEpoch = 2, 9
-		s.Topics["orders"] = topic
+		s.Topics = s.Topics.Change([]api.Topic{topic}, nil)
 	})
 	corrupt := testBatch(1, 5, "v")
 	corrupt[30]++
@@ -88,7 +88,7 @@ func TestProduceErrorsAreForEachPartition(t *testing.T) {
 	old[16] = 1
 	c := b.dial(t)
 	for _, version := range []int16{9, 13} {
-		resp := ask[*kmsg.ProduceResponse](c, produceRequest(version, -1, b.Snapshot().Topics["orders"], map[int32][]byte{
+		resp := ask[*kmsg.ProduceResponse](c, produceRequest(version, -1, b.topic("orders"), map[int32][]byte{
 			0: testBatch(1, 5, "v"), 1: testBatch(1, 5, "v"), 2: corrupt, 3: old, 4: testBatch(1, 5, "v"),
 		}))
 		var codes []int16
@@ -119,7 +119,7 @@ func TestProduceErrorsAreForEachPartition(t *testing.T) {
 func TestProduceRefusesTheWholeRequest(t *testing.T) {
 	b := start(t, api.Options{})
 	b.addTopic("orders", 1)
-	topic := b.Snapshot().Topics["orders"]
+	topic := b.topic("orders")
 	c := b.dial(t)
 	// The numbers are those of golden/kafka-4.4 and of probes of a Kafka 4.4, except
 	// that Kafka looks at the records of "acks 2" and "transaction" first.
@@ -189,7 +189,7 @@ func TestProduceTimesOutWhenNothingIsAcknowledged(t *testing.T) {
 	b := start(t, api.Options{})
 	b.addTopic("orders", 1)
 	b.replace("orders", 0, func(p partition.Partition) partition.Partition { return newStuck(p) })
-	topic := b.Snapshot().Topics["orders"]
+	topic := b.topic("orders")
 	c := b.dial(t)
 	for _, timeout := range []int32{-5, 0, 20} {
 		req := produceRequest(9, -1, topic, map[int32][]byte{0: testBatch(1, 5, "v")})
@@ -212,7 +212,7 @@ func TestPipelinedProducesAppendBeforeTheFirstIsAnswered(t *testing.T) {
 	b.addTopic("orders", 1)
 	var stuck *stuckPartition
 	b.replace("orders", 0, func(p partition.Partition) partition.Partition { stuck = newStuck(p); return stuck })
-	topic := b.Snapshot().Topics["orders"]
+	topic := b.topic("orders")
 	c := b.dial(t)
 	const n = 5
 	var reqs []kmsg.Request
@@ -237,7 +237,7 @@ func TestPipelinedProducesAppendBeforeTheFirstIsAnswered(t *testing.T) {
 func TestProduceWithoutAcks(t *testing.T) {
 	b := start(t, api.Options{})
 	b.addTopic("orders", 1)
-	topic := b.Snapshot().Topics["orders"]
+	topic := b.topic("orders")
 	c := b.dial(t)
 	c.send(produceRequest(9, 0, topic, map[int32][]byte{0: testBatch(2, 5, "v")}))
 	// The next answer is that of the next request: there was none for the first.
@@ -266,7 +266,7 @@ func TestErrorsWithoutACodeAreLogged(t *testing.T) {
 	b.addTopic("orders", 1)
 	b.replace("orders", 0, func(p partition.Partition) partition.Partition { return brokenPartition{p} })
 	resp := ask[*kmsg.ProduceResponse](b.dial(t),
-		produceRequest(8, 1, b.Snapshot().Topics["orders"], map[int32][]byte{0: testBatch(1, 5, "v")}))
+		produceRequest(8, 1, b.topic("orders"), map[int32][]byte{0: testBatch(1, 5, "v")}))
 	got := resp.Topics[0].Partitions[0]
 	if got.ErrorCode != -1 || got.ErrorMessage != nil {
 		t.Errorf("answer %+v", got)
@@ -285,7 +285,7 @@ func TestAppendedBytesAreNotReused(t *testing.T) {
 	b.replace("orders", 0, func(p partition.Partition) partition.Partition { keep.Partition = p; return keep })
 	c := b.dial(t)
 	for i := range 3 {
-		ask[*kmsg.ProduceResponse](c, produceRequest(9, 1, b.Snapshot().Topics["orders"],
+		ask[*kmsg.ProduceResponse](c, produceRequest(9, 1, b.topic("orders"),
 			map[int32][]byte{0: testBatch(1, int64(i), "v")}))
 	}
 	for i, batch := range keep.batches {

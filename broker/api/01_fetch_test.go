@@ -61,7 +61,7 @@ func (b *broker) fill(t *testing.T, topic string, number int32, batches ...[]byt
 func TestFetchEveryVersion(t *testing.T) {
 	b := start(t, api.Options{})
 	b.addTopic("orders", 2)
-	topic := b.Snapshot().Topics["orders"]
+	topic := b.topic("orders")
 	batch := testBatch(3, 5, "v")
 	size := len(batch)
 	b.fill(t, "orders", 0, batch, testBatch(3, 6, "w"))
@@ -94,12 +94,12 @@ func TestFetchErrors(t *testing.T) {
 	b.addTopic("orders", 2)
 	b.change(func(s *api.Snapshot) {
 		s.Brokers = append(s.Brokers, api.Broker{ID: 2, Host: "fd00:10::2", Port: 9093})
-		topic := s.Topics["orders"]
+		topic, _ := s.Topics.Get("orders")
 		topic.Partitions = append([]api.PartitionInfo(nil), topic.Partitions...)
 		topic.Partitions[1].Leader, topic.Partitions[1].LeaderEpoch = 2, 9
-		s.Topics["orders"] = topic
+		s.Topics = s.Topics.Change([]api.Topic{topic}, nil)
 	})
-	topic := b.Snapshot().Topics["orders"]
+	topic := b.topic("orders")
 	b.fill(t, "orders", 0, testBatch(3, 5, "v"))
 	c := b.dial(t)
 	for name, test := range map[string]struct {
@@ -141,7 +141,7 @@ func TestFetchErrors(t *testing.T) {
 func TestFetchNeverMakesASession(t *testing.T) {
 	b := start(t, api.Options{})
 	b.addTopic("orders", 1)
-	topic := b.Snapshot().Topics["orders"]
+	topic := b.topic("orders")
 	c := b.dial(t)
 	for _, test := range []struct {
 		id, epoch int32
@@ -162,7 +162,7 @@ func TestFetchNeverMakesASession(t *testing.T) {
 func TestFetchLimits(t *testing.T) {
 	b := start(t, api.Options{})
 	b.addTopic("orders", 2)
-	topic := b.Snapshot().Topics["orders"]
+	topic := b.topic("orders")
 	one := testBatch(1, 5, "v")
 	size := int32(len(one))
 	for number := range int32(2) {
@@ -221,7 +221,7 @@ func (b *broker) watchPolls(topic string, number int) chan struct{} {
 func TestFetchWaitsForMinBytes(t *testing.T) {
 	b := start(t, api.Options{})
 	b.addTopic("orders", 2)
-	topic := b.Snapshot().Topics["orders"]
+	topic := b.topic("orders")
 	polled := b.watchPolls("orders", 1)
 	size := len(testBatch(1, 5, "v"))
 	c := b.dial(t)
@@ -244,7 +244,7 @@ func TestFetchWaitsForMinBytes(t *testing.T) {
 func TestFetchGivesUpAfterMaxWait(t *testing.T) {
 	b := start(t, api.Options{FetchMaxWait: 50 * time.Millisecond})
 	b.addTopic("orders", 1)
-	topic := b.Snapshot().Topics["orders"]
+	topic := b.topic("orders")
 	for _, wait := range []int32{0, -1, 30, 60_000} { // the last is bounded by the option
 		req := fetchRequest(12, topic, fetchFrom{0, 0, 0, -1})
 		req.MaxWaitMillis = wait
@@ -260,7 +260,7 @@ func TestFetchGivesUpAfterMaxWait(t *testing.T) {
 func TestFetchIsReleasedWhenTheClientGoesAway(t *testing.T) {
 	b := start(t, api.Options{})
 	b.addTopic("orders", 1)
-	topic := b.Snapshot().Topics["orders"]
+	topic := b.topic("orders")
 	polled := b.watchPolls("orders", 0)
 	c := b.dial(t)
 	req := fetchRequest(12, topic, fetchFrom{0, 0, 0, -1})
@@ -284,7 +284,7 @@ func TestFetchIsReleasedWhenTheClientGoesAway(t *testing.T) {
 func TestFetchIsWokenByShutdown(t *testing.T) {
 	b := start(t, api.Options{})
 	b.addTopic("orders", 1)
-	topic := b.Snapshot().Topics["orders"]
+	topic := b.topic("orders")
 	polled := b.watchPolls("orders", 0)
 	c := b.dial(t)
 	req := fetchRequest(12, topic, fetchFrom{0, 0, 0, -1})
@@ -307,7 +307,7 @@ func TestFetchIsWokenByShutdown(t *testing.T) {
 func TestFetchEndsWhenThePartitionCloses(t *testing.T) {
 	b := start(t, api.Options{})
 	b.addTopic("orders", 1)
-	topic := b.Snapshot().Topics["orders"]
+	topic := b.topic("orders")
 	polled := b.watchPolls("orders", 0)
 	c := b.dial(t)
 	req := fetchRequest(12, topic, fetchFrom{0, 0, 0, -1})
@@ -334,7 +334,7 @@ func TestFetchDoesNotSpin(t *testing.T) {
 	b := start(t, api.Options{})
 	b.addTopic("orders", 1)
 	b.replace("orders", 0, func(p partition.Partition) partition.Partition { return grownPartition{p} })
-	req := fetchRequest(12, b.Snapshot().Topics["orders"], fetchFrom{0, 0, 0, -1})
+	req := fetchRequest(12, b.topic("orders"), fetchFrom{0, 0, 0, -1})
 	req.MaxWaitMillis = 60_000
 	ask[*kmsg.FetchResponse](b.dial(t), req)
 }
@@ -359,7 +359,7 @@ func TestFetchChecksWhatItReads(t *testing.T) {
 		b := start(t, api.Options{})
 		b.addTopic("orders", 1)
 		b.replace("orders", 0, func(p partition.Partition) partition.Partition { test.lying.Partition = p; return test.lying })
-		resp := ask[*kmsg.FetchResponse](b.dial(t), fetchRequest(12, b.Snapshot().Topics["orders"], fetchFrom{0, 0, 0, -1}))
+		resp := ask[*kmsg.FetchResponse](b.dial(t), fetchRequest(12, b.topic("orders"), fetchFrom{0, 0, 0, -1}))
 		if got := resp.Topics[0].Partitions[0]; got.ErrorCode != test.code || len(got.RecordBatches) != 0 {
 			t.Errorf("%s: %+v", name, got)
 		}
@@ -370,7 +370,7 @@ func TestFetchChecksWhatItReads(t *testing.T) {
 func TestFetchOfVeryManyPartitions(t *testing.T) {
 	b := start(t, api.Options{})
 	b.addTopic("orders", 1)
-	topic := b.Snapshot().Topics["orders"]
+	topic := b.topic("orders")
 	const n = 70_000
 	var mentioned []fetchFrom
 	for range n {

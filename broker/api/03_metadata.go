@@ -1,10 +1,8 @@
 package api
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"slices"
 
 	"github.com/google/uuid"
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -62,10 +60,9 @@ func (h *handlers) metadata(_ context.Context, r *wire.Request) wire.Answer {
 		resp := kmsg.NewPtrMetadataResponse()
 		describeCluster(resp, &resolve.snap)
 		if asksForAll(req) {
-			for _, topic := range resolve.snap.Topics {
+			for topic := range resolve.snap.Topics.All() {
 				resp.Topics = append(resp.Topics, describeTopic(&topic, &resolve.snap))
 			}
-			slices.SortFunc(resp.Topics, func(a, b kmsg.MetadataResponseTopic) int { return cmp.Compare(*a.Topic, *b.Topic) })
 			return resp, nil
 		}
 		for i := range req.Topics {
@@ -97,7 +94,7 @@ func (h *handlers) createMissing(ctx context.Context, req *kmsg.MetadataRequest)
 		if name == nil || uuid.UUID(req.Topics[i].TopicID) != uuid.Nil || !validTopic(*name) {
 			continue
 		}
-		if _, exists := snap.Topics[*name]; exists {
+		if _, exists := snap.Topics.Get(*name); exists {
 			continue
 		}
 		if _, seen := failed[*name]; seen {
@@ -147,10 +144,10 @@ func (r *resolver) askedTopic(version int16, in *kmsg.MetadataRequestTopic, fail
 		if ref.err != nil {
 			return failedTopic(version, in, kerr.UnknownTopicID.Code)
 		}
-		topic := r.snap.Topics[ref.name]
+		topic, _ := r.snap.Topics.Get(ref.name)
 		return describeTopic(&topic, &r.snap)
 	}
-	if topic, ok := r.snap.Topics[*in.Topic]; ok {
+	if topic, ok := r.snap.Topics.Get(*in.Topic); ok {
 		return describeTopic(&topic, &r.snap)
 	}
 	if !validTopic(*in.Topic) {

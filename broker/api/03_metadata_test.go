@@ -35,12 +35,12 @@ func TestMetadataEveryVersion(t *testing.T) {
 	b.change(func(s *api.Snapshot) {
 		// A host is told as it is registered: IPv6 without brackets, the port apart.
 		s.Brokers = append(s.Brokers, api.Broker{ID: 2, Host: "fd00:10::2", Port: 9093, Rack: "r2"})
-		topic := s.Topics["orders"]
+		topic, _ := s.Topics.Get("orders")
 		topic.Partitions = slices.Clone(topic.Partitions)
 		topic.Partitions[1] = api.PartitionInfo{Number: 1, Leader: 3, LeaderEpoch: 4, Replicas: []int32{3, 2}, ISR: []int32{3}}
-		s.Topics["orders"] = topic
+		s.Topics = s.Topics.Change([]api.Topic{topic}, nil)
 	})
-	orders := b.Snapshot().Topics["orders"]
+	orders := b.topic("orders")
 	c := b.dial(t)
 	for version := range int16(14) {
 		resp := ask[*kmsg.MetadataResponse](c, metadataRequest(version, false))
@@ -108,7 +108,7 @@ func TestMetadataErrorsAreForEachTopic(t *testing.T) {
 func TestMetadataByTopicID(t *testing.T) {
 	b := start(t, api.Options{})
 	b.addTopic("orders", 1)
-	id := b.Snapshot().Topics["orders"].ID
+	id := b.topic("orders").ID
 	c := b.dial(t)
 	request := func(version int16, ids ...uuid.UUID) *kmsg.MetadataRequest {
 		req := metadataRequest(version, true)
@@ -135,9 +135,9 @@ func TestMetadataByTopicID(t *testing.T) {
 	}
 	// The topic is deleted and made anew: its old id is nobody's.
 	b.change(func(s *api.Snapshot) {
-		topic := s.Topics["orders"]
+		topic, _ := s.Topics.Get("orders")
 		topic.ID = other
-		s.Topics["orders"] = topic
+		s.Topics = s.Topics.Change([]api.Topic{topic}, nil)
 	})
 	resp := ask[*kmsg.MetadataResponse](c, request(12, id, other))
 	if resp.Topics[0].ErrorCode != 100 || resp.Topics[1].ErrorCode != 0 {

@@ -154,14 +154,13 @@ func (h *handlers) partition(ref topicRef, number, epoch int32) (partition.Parti
 // leader tells a client that came to the wrong broker, or with an old epoch, where
 // to go. ok is false where that is not known.
 func (s *Snapshot) leader(topic string, number int32) (info PartitionInfo, b Broker, ok bool) {
-	for _, info := range s.Topics[topic].Partitions {
-		if info.Number != number {
-			continue
-		}
-		b, ok := s.broker(info.Leader)
-		return info, b, ok
+	t, _ := s.Topics.Get(topic)
+	info, ok = t.Partition(number)
+	if !ok {
+		return PartitionInfo{}, Broker{}, false
 	}
-	return PartitionInfo{}, Broker{}, false
+	b, ok = s.broker(info.Leader)
+	return info, b, ok
 }
 
 func (s *Snapshot) broker(id int32) (Broker, bool) {
@@ -185,13 +184,14 @@ func (t *topicIDs) lookup(s Snapshot, id uuid.UUID) (string, bool) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	name, ok := t.names[id]
-	return name, ok && s.Topics[name].ID == id
+	topic, there := s.Topics.Get(name)
+	return name, ok && there && topic.ID == id
 }
 
 func (t *topicIDs) rebuild(s Snapshot) {
-	names := make(map[uuid.UUID]string, len(s.Topics))
-	for name, topic := range s.Topics {
-		names[topic.ID] = name
+	names := make(map[uuid.UUID]string, s.Topics.Len())
+	for topic := range s.Topics.All() {
+		names[topic.ID] = topic.Name
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -1,8 +1,10 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -42,7 +44,7 @@ type Snapshot struct {
 	ClusterID  string
 	Controller int32 // -1 while there is none
 	Brokers    []Broker
-	Topics     map[string]Topic
+	Topics     TopicSet
 }
 
 // Broker is a live broker with the address that clients are to use.
@@ -59,6 +61,15 @@ type Topic struct {
 	ID         uuid.UUID // zero for a topic that has none
 	Internal   bool
 	Partitions []PartitionInfo // sorted by number
+}
+
+// Partition finds a partition by its number.
+func (t Topic) Partition(number int32) (PartitionInfo, bool) {
+	at, there := slices.BinarySearchFunc(t.Partitions, number, func(p PartitionInfo, n int32) int { return cmp.Compare(p.Number, n) })
+	if !there {
+		return PartitionInfo{}, false
+	}
+	return t.Partitions[at], true
 }
 
 // PartitionInfo is the state of one partition.

@@ -73,10 +73,16 @@ func (c *fakeCluster) Snapshot() api.Snapshot {
 	return c.snap
 }
 
+func (c *fakeCluster) topic(name string) api.Topic {
+	topic, _ := c.Snapshot().Topics.Get(name)
+	return topic
+}
+
 func (c *fakeCluster) Partition(topic string, number int32) (partition.Partition, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, info := range c.snap.Topics[topic].Partitions {
+	known, _ := c.snap.Topics.Get(topic)
+	for _, info := range known.Partitions {
 		if info.Number == number && info.Leader != self {
 			return nil, kerr.NotLeaderForPartition
 		}
@@ -108,11 +114,6 @@ func (c *fakeCluster) ProducerID(context.Context) (int64, error) {
 func (c *fakeCluster) change(f func(*api.Snapshot)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	topics := make(map[string]api.Topic)
-	for name, t := range c.snap.Topics {
-		topics[name] = t
-	}
-	c.snap.Topics = topics
 	f(&c.snap)
 }
 
@@ -135,7 +136,7 @@ func (c *fakeCluster) addTopic(name string, partitions int) {
 			Number: int32(i), Leader: self, LeaderEpoch: 7, Replicas: []int32{self}, ISR: []int32{self}})
 	}
 	c.change(func(s *api.Snapshot) {
-		s.Topics[name] = topic
+		s.Topics = s.Topics.Change([]api.Topic{topic}, nil)
 		c.partitions[name] = local
 	})
 }

@@ -216,3 +216,28 @@ func TestLocalOnTheDisk(t *testing.T) {
 		}
 	}
 }
+
+// Who waits for more of a partition that is given up, or asks for it later, is told
+// why it was.
+func TestRetire(t *testing.T) {
+	for _, why := range []*kerr.Error{kerr.UnknownTopicOrPartition, kerr.NotLeaderForPartition} {
+		p := openOn(t, storage.NewMemFS(), 0)
+		if _, err := p.Append(batch(-1, -1, 0)); err != nil {
+			t.Fatal(err)
+		}
+		waits := make(chan error, 1)
+		go func() { waits <- p.AwaitHighWatermark(t.Context(), 5) }()
+		grown := p.Grown(5)
+		if err := p.Retire(why); err != nil {
+			t.Fatal(err)
+		}
+		<-grown
+		_, appended := p.Append(batch(-1, -1, 0))
+		_, read := p.Read(0, 100)
+		for what, err := range map[string]error{"wait": <-waits, "append": appended, "read": read} {
+			if !errors.Is(err, why) {
+				t.Errorf("%s: %v, want %v", what, err, why)
+			}
+		}
+	}
+}
