@@ -132,6 +132,9 @@ var (
 	ErrCompacted = errors.New("revision is compacted")
 	// ErrLeaseNotFound refuses a write or a revocation under a lease that is gone.
 	ErrLeaseNotFound = errors.New("lease not found")
+	// ErrPermission refuses what the user of the store may not do. Trying again is in
+	// vain until somebody grants it.
+	ErrPermission = errors.New("the store's user lacks a permission")
 )
 
 // Field is the property of a key that a condition compares. For a key that does

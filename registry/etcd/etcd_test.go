@@ -302,7 +302,7 @@ func (g *gap) Watch(ctx context.Context, prefix string, from int64) <-chan regis
 // for something that does not come, and a new one made just before each write.
 func TestProgressBringsAViewToOneRevision(t *testing.T) {
 	shared := open(t)
-	st, err := Open(t.Context(), Options{Endpoints: shared.client.Endpoints()}) // a stream of its own
+	st, err := Open(t.Context(), Options{Endpoints: shared.Client().Endpoints()}) // a stream of its own
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -408,7 +408,7 @@ func TestOpenRefuses(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), dead) {
 		t.Errorf("nobody there: %v", err)
 	}
-	good := open(t).client.Endpoints()[0]
+	good := open(t).Client().Endpoints()[0]
 	for _, endpoints := range [][]string{{dead, good}, {silentEndpoint(t), good}} {
 		st, err := Open(t.Context(), Options{Endpoints: endpoints, DialTimeout: 2 * time.Second})
 		if err != nil {
@@ -456,7 +456,7 @@ func TestServerRefuses(t *testing.T) {
 			t.Errorf("listening at %q: %v", bad, err)
 		}
 	}
-	o.ListenClient = open(t).client.Endpoints()[0]
+	o.ListenClient = open(t).Client().Endpoints()[0]
 	if _, err := StartServer(t.Context(), o); err == nil || !strings.Contains(err.Error(), "in use") {
 		t.Errorf("address in use: %v", err)
 	}

@@ -22,6 +22,9 @@ var shared struct {
 }
 
 func TestMain(m *testing.M) {
+	if options := os.Getenv(memberVariable); options != "" {
+		os.Exit(serveMember(options))
+	}
 	dir, err := os.MkdirTemp("", "muster-etcd-")
 	if err != nil {
 		panic(err)
@@ -44,7 +47,7 @@ var sharedDir string
 type testStore struct{ *Store }
 
 func (s *testStore) Compact(revision int64) {
-	if _, err := s.client.Compact(context.Background(), revision); err != nil {
+	if _, err := s.Client().Compact(context.Background(), revision); err != nil {
 		panic(err)
 	}
 }

@@ -2,11 +2,14 @@ package etcd
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
@@ -25,6 +28,7 @@ type Options struct {
 	Key       string
 	// DialTimeout bounds Open. Zero means 5 s.
 	DialTimeout time.Duration
+	Logger      *slog.Logger // nil discards
 }
 
 const (
@@ -38,11 +42,11 @@ const (
 	// minutes, and every session would be over when it is found again.
 	minReconnect = 50 * time.Millisecond
 	maxReconnect = time.Second
-	// The members of the cluster are learned anew this often.
-	syncInterval = time.Minute
 )
 
-// Open connects to an etcd cluster and checks that it is fit to carry a registry.
+// Open connects to an etcd cluster and checks that it is fit to carry a registry. It
+// asks all endpoints at once and uses the one that first says it can serve; the
+// cluster's other members are learned from it, for when it cannot any more.
 func Open(ctx context.Context, o Options) (*Store, error) {
 	if len(o.Endpoints) == 0 {
 		return nil, errors.New("no etcd endpoint: set --etcd-endpoints")
@@ -50,40 +54,160 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if o.DialTimeout == 0 {
 		o.DialTimeout = defaultDialTimeout
 	}
-	cfg := clientv3.Config{
-		Endpoints:            o.Endpoints,
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if (o.User == "") != (o.Password == "") {
+		return nil, errors.New("etcd user and password go together: set --etcd-user and --etcd-password-file, or neither")
+	}
+	secrets, err := clientTLS(o)
+	if err != nil {
+		return nil, err
+	}
+	dial := func(ctx context.Context, endpoint string) (*conn, error) { return o.dial(ctx, endpoint, secrets) }
+	limited, cancel := context.WithTimeout(ctx, o.DialTimeout)
+	defer cancel()
+	c, first, err := o.first(limited, dial)
+	if err != nil {
+		return nil, err
+	}
+	return &Store{conns: newConns(o, dial, c, first)}, nil
+}
+
+func clientTLS(o Options) (*tls.Config, error) {
+	if o.CACert == "" && o.Cert == "" && o.Key == "" {
+		return nil, nil
+	}
+	info := transport.TLSInfo{TrustedCAFile: o.CACert, CertFile: o.Cert, KeyFile: o.Key}
+	secrets, err := info.ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("etcd TLS files (--etcd-cacert, --etcd-cert, --etcd-key): %w", err)
+	}
+	return secrets, nil
+}
+
+// dial prepares a connection to one member. With a user it takes a token, which
+// shows that the member is there; without, it returns at once.
+func (o *Options) dial(ctx context.Context, endpoint string, secrets *tls.Config) (*conn, error) {
+	c := &conn{endpoint: endpoint}
+	c.ctx, c.leave = context.WithCancel(context.Background())
+	stop := context.AfterFunc(ctx, c.leave)
+	client, err := clientv3.New(clientv3.Config{
+		Context:              c.ctx,
+		Endpoints:            []string{endpoint},
 		Username:             o.User,
 		Password:             o.Password,
-		DialTimeout:          o.DialTimeout,
+		TLS:                  secrets,
 		DialKeepAliveTime:    keepAliveTime,
 		DialKeepAliveTimeout: keepAliveTimeout,
-		AutoSyncInterval:     syncInterval,
 		Logger:               zap.NewNop(),
 		BackoffWaitBetween:   50 * time.Millisecond,
 		DialOptions: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: minReconnect, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxReconnect},
 			MinConnectTimeout: o.DialTimeout,
 		})},
+	})
+	if !stop() && err == nil {
+		client.Close()
+		err = ctx.Err()
 	}
-	if o.CACert != "" || o.Cert != "" || o.Key != "" {
-		info := transport.TLSInfo{TrustedCAFile: o.CACert, CertFile: o.Cert, KeyFile: o.Key}
-		tls, err := info.ClientConfig()
-		if err != nil {
-			return nil, fmt.Errorf("etcd TLS files: %w", err)
-		}
-		cfg.TLS = tls
-	}
-	c, err := clientv3.New(cfg)
 	if err != nil {
-		return nil, fmt.Errorf("connect to etcd at %s: %w", strings.Join(o.Endpoints, ","), err)
-	}
-	limited, cancel := context.WithTimeout(ctx, o.DialTimeout)
-	defer cancel()
-	if err := checkVersion(limited, c, o.Endpoints); err != nil {
-		c.Close()
+		c.leave()
 		return nil, err
 	}
-	return &Store{client: c, leases: clientv3.RetryLeaseClient(c)}, nil
+	c.newTerm()
+	c.client, c.leases = client, clientv3.RetryLeaseClient(client)
+	return c, nil
+}
+
+// first asks all endpoints at once, since one that is down keeps silent for as long
+// as it is given, and returns the first that can serve.
+func (o *Options) first(ctx context.Context, dial func(context.Context, string) (*conn, error)) (*conn, *answer, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type result struct {
+		endpoint string
+		conn     *conn
+		answer   *answer
+		err      error
+	}
+	results := make(chan result, len(o.Endpoints))
+	for _, e := range o.Endpoints {
+		go func() {
+			c, a, err := firstAnswer(ctx, dial, e)
+			results <- result{e, c, a, err}
+		}()
+	}
+	var found result
+	var final error
+	var failed []string
+	for range o.Endpoints {
+		switch r := <-results; {
+		case found.conn != nil || final != nil: // too late
+			if r.conn != nil {
+				r.conn.close()
+			}
+		case r.err == nil:
+			found = r
+			cancel()
+		case refused(r.err):
+			final = fmt.Errorf("etcd at %s: %w", r.endpoint, o.advise(r.err))
+			cancel()
+		default:
+			failed = append(failed, r.endpoint+": "+reason(r.err))
+		}
+	}
+	if found.conn == nil && final == nil {
+		final = fmt.Errorf("no etcd at %s (start one with: muster server)", strings.Join(failed, "; "))
+	}
+	return found.conn, found.answer, final
+}
+
+var errNoQuorum = errors.New("it answers, but most members of its cluster do not: start them")
+
+func firstAnswer(ctx context.Context, dial func(context.Context, string) (*conn, error), endpoint string) (*conn, *answer, error) {
+	c, err := dial(ctx, endpoint)
+	if err != nil {
+		return nil, nil, err
+	}
+	status, err := c.client.Status(ctx, endpoint)
+	if err == nil {
+		err = checkVersion(status.Version)
+	}
+	if err != nil {
+		c.close()
+		return nil, nil, err
+	}
+	a, err := c.ask(ctx)
+	if err != nil {
+		c.close()
+		if !refused(err) {
+			err = errNoQuorum
+		}
+		return nil, nil, err
+	}
+	return c, a, nil
+}
+
+// refused tells whether trying again is in vain.
+func refused(err error) bool {
+	for _, e := range []error{rpctypes.ErrAuthFailed, rpctypes.ErrUserEmpty, rpctypes.ErrInvalidAuthToken, rpctypes.ErrPermissionDenied} {
+		if errors.Is(rpctypes.Error(err), e) {
+			return true
+		}
+	}
+	return errors.Is(err, ErrVersion)
+}
+
+// advise adds what to do about it.
+func (o *Options) advise(err error) error {
+	switch {
+	case errors.Is(err, rpctypes.ErrAuthFailed):
+		return fmt.Errorf("user %q is refused: %w: check --etcd-user and --etcd-password-file", o.User, err)
+	case errors.Is(rpctypes.Error(err), rpctypes.ErrUserEmpty):
+		return fmt.Errorf("it wants a user: %w: set --etcd-user and --etcd-password-file", err)
+	}
+	return err
 }
 
 // oldestVersion has the fixes that a registry stands on: progress answers that
@@ -94,41 +218,9 @@ const oldestVersion = "3.5.13"
 // ErrVersion refuses an etcd that is too old.
 var ErrVersion = errors.New("etcd is too old")
 
-// checkVersion asks all endpoints at once, since one that is down keeps silent for
-// as long as it is given; the first that answers will do.
-func checkVersion(ctx context.Context, c *clientv3.Client, endpoints []string) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	type answer struct {
-		endpoint, version string
-		err               error
-	}
-	answers := make(chan answer, len(endpoints))
-	for _, e := range endpoints {
-		go func() {
-			status, err := c.Status(ctx, e)
-			if err != nil {
-				answers <- answer{e, "", err}
-				return
-			}
-			answers <- answer{e, status.Version, nil}
-		}()
-	}
-	var last error
-	for range endpoints {
-		a := <-answers
-		if a.err != nil {
-			last = a.err
-			continue
-		}
-		if semver.Compare("v"+a.version, "v"+oldestVersion) < 0 {
-			return fmt.Errorf("%w: %s at %s; need %s or later, in which watch progress and leases can be relied on",
-				ErrVersion, a.version, a.endpoint, oldestVersion)
-		}
+func checkVersion(version string) error {
+	if semver.Compare("v"+version, "v"+oldestVersion) >= 0 {
 		return nil
 	}
-	if errors.Is(last, context.DeadlineExceeded) {
-		last = errors.New("no answer")
-	}
-	return fmt.Errorf("no etcd at %s: %w (start one with: muster server)", strings.Join(endpoints, ","), last)
+	return fmt.Errorf("%w: %s; need %s or later, in which watch progress and leases can be relied on", ErrVersion, version, oldestVersion)
 }

@@ -10,25 +10,29 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"google.golang.org/grpc/metadata"
 
 	"github.com/muster-io/muster/registry"
 )
 
 // Store is a registry.Store. Use Open, and Close it.
 type Store struct {
-	client *clientv3.Client
-	leases pb.LeaseClient
-	clock  bootClock
+	conns *conns
+	clock bootClock
 }
 
-// Client is the connection under the Store, for what the Store has no word for.
-func (s *Store) Client() *clientv3.Client { return s.client }
+// Client is the connection in use, for what the Store has no word for. It is closed
+// when the Store turns to another member.
+func (s *Store) Client() *clientv3.Client {
+	c, _ := s.conns.use(context.Background())
+	return c.client
+}
 
-// Close closes the connection.
-func (s *Store) Close() error { return s.client.Close() }
+// Close closes the connection. It waits for the goroutines of the Store.
+func (s *Store) Close() error {
+	s.conns.close()
+	return nil
+}
 
 // Now implements registry.Store.
 func (s *Store) Now() time.Duration { return s.clock.now() }
@@ -36,9 +40,13 @@ func (s *Store) Now() time.Duration { return s.clock.now() }
 // Txn implements registry.Store.
 func (s *Store) Txn(ctx context.Context, t registry.Txn) (registry.TxnResult, error) {
 	cmps, then, els := translate(t)
-	res, err := s.client.Txn(ctx).If(cmps...).Then(then...).Else(els...).Commit()
+	var res *clientv3.TxnResponse
+	err := s.call(ctx, once, func(ctx context.Context, c *conn) (err error) {
+		res, err = c.client.Txn(ctx).If(cmps...).Then(then...).Else(els...).Commit()
+		return err
+	})
 	if err != nil {
-		return registry.TxnResult{}, convert(err)
+		return registry.TxnResult{}, err
 	}
 	return txnResult((*pb.TxnResponse)(res), res.Header.Revision), nil
 }
@@ -151,9 +159,13 @@ func (s *Store) Range(ctx context.Context, r registry.RangeRequest) (registry.Ra
 	if r.KeysOnly {
 		opts = append(opts, clientv3.WithKeysOnly())
 	}
-	res, err := s.client.Get(ctx, key, opts...)
+	var res *clientv3.GetResponse
+	err := s.call(ctx, again, func(ctx context.Context, c *conn) (err error) {
+		res, err = c.client.Get(ctx, key, opts...)
+		return err
+	})
 	if err != nil {
-		return registry.RangeResult{}, convert(err)
+		return registry.RangeResult{}, err
 	}
 	kvs := convertKVs(res.Kvs)
 	if r.KeysOnly {
@@ -164,142 +176,45 @@ func (s *Store) Range(ctx context.Context, r registry.RangeRequest) (registry.Ra
 	return registry.RangeResult{Revision: res.Header.Revision, KVs: kvs, More: res.More}, nil
 }
 
-// watchContext is the same for all of Watch and RequestProgress, since the
-// client shares a stream among those whose metadata are equal. A watch on a
-// member that lost its leader ends, in place of hanging in the past.
-func watchContext(ctx context.Context) context.Context { return clientv3.WithRequireLeader(ctx) }
-
-// Watch implements registry.Store.
-//
-// It begins one revision early and leaves that out: etcd answers no progress
-// request of a stream as long as one of its watches begins in the future, and
-// "after what I have read" is the future until somebody writes.
-func (s *Store) Watch(ctx context.Context, prefix string, from int64) <-chan registry.WatchResponse {
-	out := make(chan registry.WatchResponse)
-	go func() {
-		defer close(out)
-		// Without a connection this blocks until there is one.
-		in := s.client.Watch(watchContext(ctx), prefix, clientv3.WithPrefix(), clientv3.WithRev(max(from-1, 1)),
-			clientv3.WithPrevKV(), clientv3.WithProgressNotify())
-		for res := range in {
-			if !pass(ctx, out, watchResponse(res, from)) {
-				return
-			}
-		}
-	}()
-	return out
-}
-
-// WatchKey implements registry.Store. Other metadata mean another stream: see
-// Watch. It begins with the present and asks for the past: etcd brings a watch that
-// begins in the past up to date only every 100 ms, and the holder of a partition
-// that is waited for gives it up sooner than that.
-func (s *Store) WatchKey(ctx context.Context, key string, from int64) <-chan registry.WatchResponse {
-	out := make(chan registry.WatchResponse)
-	go func() {
-		defer close(out)
-		stream := metadata.AppendToOutgoingContext(watchContext(ctx), "muster-watch", "keys")
-		for res := range s.client.Watch(stream, key, clientv3.WithCreatedNotify(), clientv3.WithPrevKV()) {
-			r := watchResponse(res, from)
-			if res.Created && r.Err == nil && r.Revision >= from {
-				r = s.present(ctx, key, from)
-				from = r.Revision + 1 // what the read has seen comes once more
-			}
-			if !pass(ctx, out, r) {
-				return
-			}
-		}
-	}()
-	return out
-}
-
-// presentLimit bounds the read that begins a WatchKey; past it the watch ends, and
-// whoever holds it begins another.
-const presentLimit = 5 * time.Second
-
-// present is what happened to a key since a revision, as far as the key shows it.
-func (s *Store) present(ctx context.Context, key string, from int64) registry.WatchResponse {
-	ctx, cancel := context.WithTimeout(ctx, presentLimit)
-	defer cancel()
-	kv, revision, err := registry.GetKey(ctx, s, key)
-	r := registry.WatchResponse{Revision: revision, Err: err}
-	switch {
-	case err != nil:
-	case kv == nil:
-		r.Events = []registry.Event{{KV: registry.KV{Key: key, ModRevision: revision}, Deleted: true}}
-	case kv.ModRevision >= from:
-		r.Events = []registry.Event{{KV: *kv}}
-	}
-	return r
-}
-
-// pass hands on a response that says anything; false if it was the last.
-func pass(ctx context.Context, out chan<- registry.WatchResponse, r registry.WatchResponse) bool {
-	if r.Err == nil && !r.Progress && len(r.Events) == 0 {
-		return true
-	}
-	select {
-	case out <- r:
-		return r.Err == nil
-	case <-ctx.Done():
-		return false
-	}
-}
-
-func watchResponse(res clientv3.WatchResponse, from int64) registry.WatchResponse {
-	r := registry.WatchResponse{Revision: res.Header.Revision, Progress: res.IsProgressNotify(), CompactRevision: res.CompactRevision}
-	switch {
-	case res.CompactRevision != 0:
-		r.Err = registry.ErrCompacted
-	case res.Err() != nil:
-		r.Err = convert(res.Err())
-	}
-	for _, e := range res.Events {
-		if e.Kv.ModRevision < from {
-			continue
-		}
-		ev := registry.Event{KV: convertKV(e.Kv), Deleted: e.Type == clientv3.EventTypeDelete}
-		if e.PrevKv != nil {
-			was := convertKV(e.PrevKv)
-			ev.Previous = &was
-		}
-		r.Events = append(r.Events, ev)
-	}
-	// A watch that catches up is sent in batches of whole revisions, each under the
-	// header of the store's newest one: only what the events say has been reached.
-	if n := len(r.Events); n > 0 {
-		r.Revision = r.Events[n-1].ModRevision
-	}
-	return r
-}
-
-// RequestProgress implements registry.Store.
-func (s *Store) RequestProgress(ctx context.Context) error {
-	return convert(s.client.RequestProgress(watchContext(ctx)))
-}
-
 // Grant implements registry.Store. etcd raises times to live that are shorter
 // than its election takes; the answer says to what.
 func (s *Store) Grant(ctx context.Context, ttl time.Duration) (registry.Lease, error) {
 	seconds := int64((ttl + time.Second - 1) / time.Second)
-	res, err := s.client.Grant(ctx, seconds)
+	var res *clientv3.LeaseGrantResponse
+	// A grant whose answer was lost leaves a lease without keys, which runs out.
+	err := s.call(ctx, again, func(ctx context.Context, c *conn) (err error) {
+		res, err = c.client.Grant(ctx, seconds)
+		return err
+	})
 	if err != nil {
-		return registry.Lease{}, convert(err)
+		return registry.Lease{}, err
 	}
 	return registry.Lease{ID: registry.LeaseID(res.ID), TTL: time.Duration(res.TTL) * time.Second}, nil
 }
 
 // Revoke implements registry.Store.
 func (s *Store) Revoke(ctx context.Context, id registry.LeaseID) error {
-	_, err := s.client.Revoke(ctx, clientv3.LeaseID(id))
-	return convert(err)
+	tries := 0
+	err := s.call(ctx, again, func(ctx context.Context, c *conn) error {
+		tries++
+		_, err := c.client.Revoke(ctx, clientv3.LeaseID(id))
+		return err
+	})
+	if tries > 1 && errors.Is(err, registry.ErrLeaseNotFound) {
+		return nil // the answer to an earlier try was lost
+	}
+	return err
 }
 
 // Remaining implements registry.Store.
 func (s *Store) Remaining(ctx context.Context, id registry.LeaseID) (time.Duration, error) {
-	res, err := s.client.TimeToLive(ctx, clientv3.LeaseID(id))
+	var res *clientv3.LeaseTimeToLiveResponse
+	err := s.call(ctx, again, func(ctx context.Context, c *conn) (err error) {
+		res, err = c.client.TimeToLive(ctx, clientv3.LeaseID(id))
+		return err
+	})
 	if err != nil {
-		return 0, convert(err)
+		return 0, err
 	}
 	if res.TTL < 0 {
 		return 0, fmt.Errorf("lease %s: %w", registry.LeaseText(id), registry.ErrLeaseNotFound)
@@ -310,9 +225,13 @@ func (s *Store) Remaining(ctx context.Context, id registry.LeaseID) (time.Durati
 // KeepAlive implements registry.Store, on the stream itself: the client's own
 // keep-alive hides when the request behind an answer was sent.
 func (s *Store) KeepAlive(ctx context.Context, id registry.LeaseID) (registry.KeepAliver, error) {
-	stream, err := s.leases.LeaseKeepAlive(clientv3.WithRequireLeader(ctx))
+	c, _ := s.conns.use(ctx)
+	ctx, cancel := bind(ctx, c.ctx)
+	context.AfterFunc(ctx, cancel) // ends with the stream's own context, or with the connection
+	stream, err := c.leases.LeaseKeepAlive(clientv3.WithRequireLeader(ctx))
 	if err != nil {
-		return nil, convert(err)
+		cancel()
+		return nil, s.explain(err)
 	}
 	return keepAliver{stream, int64(id)}, nil
 }
@@ -332,17 +251,4 @@ func (k keepAliver) Recv() (time.Duration, error) {
 		return 0, convert(err)
 	}
 	return time.Duration(res.TTL) * time.Second, nil
-}
-
-// convert maps etcd's errors to the registry's.
-func convert(err error) error {
-	switch {
-	case err == nil:
-		return nil
-	case errors.Is(rpctypes.Error(err), rpctypes.ErrCompacted):
-		return fmt.Errorf("%w: %w", registry.ErrCompacted, err)
-	case errors.Is(rpctypes.Error(err), rpctypes.ErrLeaseNotFound):
-		return fmt.Errorf("%w: %w", registry.ErrLeaseNotFound, err)
-	}
-	return err
 }

@@ -1,0 +1,88 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/muster-io/muster/registry"
+)
+
+// repeat tells whether a call may be made twice.
+type repeat bool
+
+const (
+	once  repeat = false // it might take effect twice
+	again repeat = true  // it changes nothing, or nothing more
+)
+
+// call makes a call to the member in use. One that may be repeated is made again
+// when the Store turns to another member meanwhile, or the member to another leader.
+func (s *Store) call(ctx context.Context, r repeat, f func(ctx context.Context, c *conn) error) error {
+	for {
+		c, term := s.conns.use(ctx)
+		bound, release := bind(ctx, term)
+		err := f(bound, c)
+		release()
+		if err == nil || ctx.Err() != nil || term.Err() == nil || s.conns.ctx.Err() != nil {
+			return s.explain(err)
+		}
+		if r == once {
+			return fmt.Errorf("%w (asked of %s)", ErrUnknown, c.endpoint)
+		}
+	}
+}
+
+// Errors of a Store that say what to do.
+var (
+	// ErrUnknown: a member, or its leader, was lost while a write was under way.
+	ErrUnknown = errors.New("an etcd member was lost during the call, and whether it took effect is unknown: look, then try again")
+	// ErrNoQuorum: most members are needed, and they do not answer.
+	ErrNoQuorum = errors.New("etcd has no quorum: start the members that are down, or see why they do not reach each other")
+	// ErrNoSpace: nothing can be written any more.
+	ErrNoSpace = errors.New("etcd is full and takes no writes (alarm NOSPACE): delete what is not needed, then run etcdctl compact, defrag and alarm disarm")
+)
+
+// explain is convert, and says why the store does not answer where that is known.
+func (s *Store) explain(err error) error {
+	if err == nil {
+		return nil
+	}
+	late := errors.Is(err, context.DeadlineExceeded) || status.Code(err) == codes.DeadlineExceeded
+	if why := s.conns.doubt(); late && why != "" {
+		return fmt.Errorf("%w (%s): %w", ErrNoQuorum, why, convert(err))
+	}
+	return convert(err)
+}
+
+// convert maps etcd's errors to the registry's.
+func convert(err error) error {
+	known := rpctypes.Error(err)
+	is := func(list ...error) bool {
+		for _, e := range list {
+			if errors.Is(known, e) {
+				return true
+			}
+		}
+		return false
+	}
+	switch {
+	case err == nil:
+		return nil
+	case is(rpctypes.ErrCompacted):
+		return fmt.Errorf("%w: %w", registry.ErrCompacted, err)
+	case is(rpctypes.ErrLeaseNotFound):
+		return fmt.Errorf("%w: %w", registry.ErrLeaseNotFound, err)
+	case is(rpctypes.ErrPermissionDenied):
+		return fmt.Errorf("%w: %w", registry.ErrPermission, err)
+	case is(rpctypes.ErrNoSpace):
+		return fmt.Errorf("%w: %w", ErrNoSpace, err)
+	case is(rpctypes.ErrNoLeader, rpctypes.ErrTimeoutDueToLeaderFail, rpctypes.ErrTimeoutDueToConnectionLost, rpctypes.ErrTimeout):
+		return fmt.Errorf("%w: %w", ErrNoQuorum, err)
+	}
+	return err
+}
