@@ -32,14 +32,18 @@ type Config struct {
 	// Etcd is an existing cluster to use: --etcd-external and the flags of a client.
 	// Without endpoints the daemon runs an etcd server itself.
 	Etcd etcd.Options
-	// The embedded server: --etcd-listen-client, --etcd-listen-peer, --etcd-name,
-	// --etcd-initial-cluster. Empty name means muster-<broker id>.
-	EtcdListenClient   string
-	EtcdListenPeer     string
-	EtcdName           string
-	EtcdInitialCluster string
-	// Insecure, --insecure, lets the embedded etcd, which has no authentication,
-	// listen where other machines can reach it.
+	// The embedded server: --etcd-listen-client, --etcd-listen-peer,
+	// --etcd-advertise-client, --etcd-name, --etcd-initial-cluster,
+	// --etcd-initial-cluster-state. Empty name means muster-<broker id>. With https URLs
+	// its TLS files are those of Etcd.
+	EtcdListenClient        string
+	EtcdListenPeer          string
+	EtcdAdvertiseClient     string
+	EtcdName                string
+	EtcdInitialCluster      string
+	EtcdInitialClusterState string
+	// Insecure, --insecure, lets the embedded etcd listen where other machines can reach
+	// it without TLS, and so without authentication.
 	Insecure bool
 
 	Root           registry.Root // --registry-root

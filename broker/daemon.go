@@ -62,8 +62,8 @@ type Daemon struct {
 }
 
 const (
-	// startLimit bounds what a start waits for etcd: recovery of a large write-ahead
-	// log, or a quorum that is not there yet.
+	// startLimit bounds what a start takes once etcd is there. The embedded etcd itself
+	// is waited for as long as it takes: the other members may be started tomorrow.
 	startLimit = 2 * time.Minute
 	// drainLimit bounds what a stop waits for requests under way.
 	drainLimit = 5 * time.Second
@@ -85,8 +85,6 @@ func Start(ctx context.Context, cfg Config) (_ *Daemon, err error) {
 			err = errors.Join(err, d.Close())
 		}
 	}()
-	limited, cancel := context.WithTimeout(ctx, startLimit)
-	defer cancel()
 	d.phase.enter(stepDataDir)
 	if d.dir, err = openDataDir(cfg.DataDir, cfg.ID); err != nil {
 		return nil, err
@@ -99,9 +97,11 @@ func Start(ctx context.Context, cfg Config) (_ *Daemon, err error) {
 	if err = d.listen(listen, advertise); err != nil {
 		return nil, err
 	}
-	if err = d.openRegistry(limited); err != nil {
+	if err = d.openRegistry(ctx); err != nil {
 		return nil, err
 	}
+	limited, cancel := context.WithTimeout(ctx, startLimit)
+	defer cancel()
 	d.phase.enter(stepIdentify)
 	if err = d.identify(limited); err != nil {
 		return nil, err
@@ -159,11 +159,13 @@ func (d *Daemon) listen(listen, advertise address) error {
 // openRegistry starts the embedded etcd, or finds the external one.
 func (d *Daemon) openRegistry(ctx context.Context) error {
 	o := d.cfg.Etcd
+	o.Logger = d.log
 	if len(o.Endpoints) == 0 {
 		d.phase.enter(stepEtcd)
 		server, err := etcd.StartServer(ctx, etcd.ServerOptions{Name: d.cfg.EtcdName, Dir: d.dir.etcd(),
-			ListenClient: d.cfg.EtcdListenClient, ListenPeer: d.cfg.EtcdListenPeer,
-			InitialCluster: d.cfg.EtcdInitialCluster, Insecure: d.cfg.Insecure, Logger: d.log})
+			ListenClient: d.cfg.EtcdListenClient, ListenPeer: d.cfg.EtcdListenPeer, AdvertiseClient: d.cfg.EtcdAdvertiseClient,
+			InitialCluster: d.cfg.EtcdInitialCluster, InitialClusterState: d.cfg.EtcdInitialClusterState,
+			CACert: o.CACert, Cert: o.Cert, Key: o.Key, Insecure: d.cfg.Insecure, Logger: d.log})
 		if err != nil {
 			return err
 		}

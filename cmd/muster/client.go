@@ -25,14 +25,14 @@ func registryFlags(endpoints string) []cli.Flag {
 	flags := []cli.Flag{
 		&cli.StringFlag{Name: "etcd-user", EnvVars: env("etcd-user"), Usage: "user name for etcd"},
 		&cli.StringFlag{Name: "etcd-password-file", EnvVars: env("etcd-password-file"), Usage: "file with the password for etcd"},
-		&cli.StringFlag{Name: "etcd-cacert", EnvVars: env("etcd-cacert"), Usage: "PEM file of the authority that signed etcd's certificate"},
-		&cli.StringFlag{Name: "etcd-cert", EnvVars: env("etcd-cert"), Usage: "PEM file of the client certificate for etcd"},
+		&cli.StringFlag{Name: "etcd-cacert", EnvVars: env("etcd-cacert"), Usage: "PEM file of the authority that signed etcd's certificate (and, for the embedded etcd, must have signed those of clients and peers)"},
+		&cli.StringFlag{Name: "etcd-cert", EnvVars: env("etcd-cert"), Usage: "PEM file of the certificate shown to etcd (and of the embedded etcd itself)"},
 		&cli.StringFlag{Name: "etcd-key", EnvVars: env("etcd-key"), Usage: "PEM file of the key of --etcd-cert"},
 		&cli.StringFlag{Name: "registry-root", EnvVars: env("registry-root"), Value: "/", Usage: "path under which all keys stand"},
 	}
 	if endpoints != "" {
 		flags = append([]cli.Flag{&cli.StringFlag{Name: "etcd-endpoints", EnvVars: env("etcd-endpoints"), Value: endpoints,
-			Usage: "`URL,…` of etcd; one is enough"}}, flags...)
+			Usage: "`URL,…` of etcd; one is enough, the other members are learned from it"}}, flags...)
 	}
 	return append(flags, logFlag())
 }
@@ -101,6 +101,7 @@ func withClient(c *cli.Context, f func(ctx context.Context, cl *client) error) e
 	if err != nil {
 		return err
 	}
+	o.Logger = log
 	store, err := etcd.Open(c.Context, o)
 	if err != nil {
 		return err

@@ -24,9 +24,11 @@ func serverCommand() *cli.Command {
 		&cli.StringFlag{Name: "etcd-listen-client", EnvVars: env("etcd-listen-client"), Value: defaultEndpoint, Usage: "`URL` of the embedded etcd for clients"},
 		&cli.StringFlag{Name: "etcd-listen-peer", EnvVars: env("etcd-listen-peer"), Value: "http://127.0.0.1:2380", Usage: "`URL` of the embedded etcd for its peers"},
 		&cli.StringFlag{Name: "etcd-name", EnvVars: env("etcd-name"), Usage: "name of the embedded etcd (default: muster-<broker id>)"},
-		&cli.StringFlag{Name: "etcd-initial-cluster", EnvVars: env("etcd-initial-cluster"), Usage: "`NAME=URL,…` of all embedded etcds, if more than this one"},
+		&cli.StringFlag{Name: "etcd-advertise-client", EnvVars: env("etcd-advertise-client"), Usage: "`URL` by which clients elsewhere reach the embedded etcd (default: where it listens)"},
+		&cli.StringFlag{Name: "etcd-initial-cluster", EnvVars: env("etcd-initial-cluster"), Usage: "`NAME=URL,…` of the peers of all embedded etcds, this one included, if more than this one"},
+		&cli.StringFlag{Name: "etcd-initial-cluster-state", EnvVars: env("etcd-initial-cluster-state"), Value: "new", Usage: "existing for an embedded etcd that joins a cluster to which it was added"},
 		&cli.StringFlag{Name: "etcd-external", EnvVars: env("etcd-external"), Usage: "`URL,…` of an existing etcd to use in place of the embedded one"},
-		&cli.BoolFlag{Name: "insecure", EnvVars: env("insecure"), Usage: "allow the embedded etcd, which has no authentication, on addresses other than loopback"},
+		&cli.BoolFlag{Name: "insecure", EnvVars: env("insecure"), Usage: "allow the embedded etcd without TLS, and so without authentication, on addresses other than loopback"},
 		&cli.DurationFlag{Name: "session-timeout", EnvVars: env("session-timeout"), Value: registry.DefaultTTL, Usage: "after it a silent daemon loses its registration"},
 		&cli.BoolFlag{Name: "auto-create-topics", EnvVars: env("auto-create-topics"), Value: true, Usage: "create topics that a client asks for"},
 		&cli.IntFlag{Name: "num-partitions", EnvVars: env("num-partitions"), Value: 1, Usage: "partitions of a topic that is created so"},
@@ -51,6 +53,10 @@ func server(c *cli.Context) error {
 		return startError(err)
 	}
 	d, err := broker.Start(c.Context, cfg)
+	if err != nil && c.Context.Err() != nil {
+		cfg.Logger.Info("stopped while starting", "reason", err)
+		return nil
+	}
 	if err != nil {
 		return startError(err)
 	}
@@ -94,23 +100,25 @@ func serverConfig(c *cli.Context) (broker.Config, error) {
 		return cfg, fmt.Errorf("--num-partitions %d: want 1 to %d", n, registry.MaxPartitions)
 	}
 	return broker.Config{
-		ID:                 int32(c.Int("broker-id")),
-		DataDir:            c.String("data-dir"),
-		Listen:             c.String("listen"),
-		Advertise:          c.String("advertise"),
-		HTTP:               c.String("http"),
-		Etcd:               options,
-		EtcdListenClient:   c.String("etcd-listen-client"),
-		EtcdListenPeer:     c.String("etcd-listen-peer"),
-		EtcdName:           c.String("etcd-name"),
-		EtcdInitialCluster: c.String("etcd-initial-cluster"),
-		Insecure:           c.Bool("insecure"),
-		Root:               root,
-		SessionTimeout:     c.Duration("session-timeout"),
-		AutoCreateTopics:   c.Bool("auto-create-topics"),
-		NumPartitions:      int32(c.Int("num-partitions")),
-		SegmentBytes:       c.Int64("segment-bytes"),
-		Logger:             log,
+		ID:                      int32(c.Int("broker-id")),
+		DataDir:                 c.String("data-dir"),
+		Listen:                  c.String("listen"),
+		Advertise:               c.String("advertise"),
+		HTTP:                    c.String("http"),
+		Etcd:                    options,
+		EtcdListenClient:        c.String("etcd-listen-client"),
+		EtcdListenPeer:          c.String("etcd-listen-peer"),
+		EtcdAdvertiseClient:     c.String("etcd-advertise-client"),
+		EtcdName:                c.String("etcd-name"),
+		EtcdInitialCluster:      c.String("etcd-initial-cluster"),
+		EtcdInitialClusterState: c.String("etcd-initial-cluster-state"),
+		Insecure:                c.Bool("insecure"),
+		Root:                    root,
+		SessionTimeout:          c.Duration("session-timeout"),
+		AutoCreateTopics:        c.Bool("auto-create-topics"),
+		NumPartitions:           int32(c.Int("num-partitions")),
+		SegmentBytes:            c.Int64("segment-bytes"),
+		Logger:                  log,
 	}, nil
 }
 
