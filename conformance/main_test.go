@@ -4,6 +4,7 @@
 //	endtoend_test.go  the main job, through every fault that it must survive
 //	start_test.go     how a daemon starts, refuses to start, and comes back
 //	clients_test.go   stock producers and consumers
+//	health_test.go    what a service manager and probes see of a daemon
 //
 // and what those stand on:
 //
