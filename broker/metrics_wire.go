@@ -113,20 +113,12 @@ func (w *wireMetrics) request(i wire.RequestInfo) {
 		if result == wireOK {
 			result = wireError
 		}
-		w.errors.WithLabelValues(k.api, errorName(code)).Inc()
+		w.errors.WithLabelValues(k.api, kerr.TypedErrorForCode(code).Message).Inc()
 	})
 	w.version(k, i.Version)[result].Inc()
 	k.time.Observe(i.Duration.Seconds())
 	k.received.Add(float64(i.RequestBytes))
 	k.sent.Add(float64(i.ResponseBytes))
-}
-
-// errorName is Kafka's name of an error code.
-func errorName(code int16) string {
-	if err := kerr.TypedErrorForCode(code); err != nil {
-		return err.Message
-	}
-	return strconv.Itoa(int(code))
 }
 
 // key is what is counted of a key, which the server knows, so it is in the array.
