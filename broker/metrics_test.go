@@ -34,15 +34,19 @@ func counted(t *testing.T, c prometheus.Counter) float64 {
 // A request counts once, by the worst that came of it.
 func TestRequestsByResult(t *testing.T) {
 	w := newWireMetrics(prometheus.NewRegistry())
-	for _, r := range []wire.RequestInfo{
-		{Key: 0, Version: 7, Response: produceAnswer(3, 0)},
-		{Key: 0, Version: 7, Response: produceAnswer(3, 56)},
-		{Key: 0, Version: 7, Response: produceAnswer(3, 32000)},
-		{Key: 0, Version: 7}, // acks=0 asks for no answer
-		{Key: 0, Version: 7, Response: produceAnswer(3, 56), Err: errors.New("gone")},
-		{Key: 0, Version: 8, Err: errors.New("gone")},
+	for _, r := range []struct {
+		wire.RequestInfo
+		resp kmsg.Response
+	}{
+		{wire.RequestInfo{Version: 7}, produceAnswer(3, 0)},
+		{wire.RequestInfo{Version: 7}, produceAnswer(3, 56)},
+		{wire.RequestInfo{Version: 7}, produceAnswer(3, 32000)},
+		{wire.RequestInfo{Version: 7}, nil}, // acks=0 asks for no answer
+		{wire.RequestInfo{Version: 7, Err: errors.New("gone")}, produceAnswer(3, 56)},
+		{wire.RequestInfo{Version: 8, Err: errors.New("gone")}, nil},
 	} {
-		w.request(r)
+		r.Failed = w.answer(0, r.resp)
+		w.request(r.RequestInfo)
 	}
 	for labels, want := range map[[3]string]float64{
 		{"Produce", "7", "ok"}:      2,
@@ -81,11 +85,13 @@ func TestStoreResults(t *testing.T) {
 // What it costs to count one request, with as many at once as there are cores.
 func BenchmarkCountRequest(b *testing.B) {
 	w := newWireMetrics(prometheus.NewRegistry())
-	info := wire.RequestInfo{Key: 0, Version: 9, RequestBytes: 1000, ResponseBytes: 60, Duration: 1500 * time.Microsecond,
-		Response: produceAnswer(1, 0)}
+	info := wire.RequestInfo{Key: 0, Version: 9, RequestBytes: 1000, ResponseBytes: 60, Duration: 1500 * time.Microsecond}
+	resp := produceAnswer(1, 0)
 	b.ReportAllocs()
 	b.RunParallel(func(pb *testing.PB) {
 		for pb.Next() {
+			info := info
+			info.Failed = w.answer(0, resp)
 			w.request(info)
 		}
 	})

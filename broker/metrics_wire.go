@@ -89,6 +89,7 @@ func (w *wireMetrics) hooks() wire.Hooks {
 		OnConnect:    func(string) { w.open.Inc(); w.accepted.Inc() },
 		OnDisconnect: w.disconnect,
 		OnRefused:    func(string) { w.refused.Inc() },
+		OnAnswer:     w.answer,
 		OnRequest:    w.request,
 	}
 }
@@ -103,18 +104,24 @@ func (w *wireMetrics) disconnect(_ string, err error) {
 	}
 }
 
+// answer counts error codes, and reports whether there are any.
+func (w *wireMetrics) answer(key int16, resp kmsg.Response) (failed bool) {
+	api.ErrorCodes(resp, func(code int16) {
+		failed = true
+		w.errors.WithLabelValues(kmsg.NameForKey(key), kerr.TypedErrorForCode(code).Message).Inc()
+	})
+	return failed
+}
+
 func (w *wireMetrics) request(i wire.RequestInfo) {
 	k := w.key(i.Key)
 	result := wireOK
-	if i.Err != nil {
+	switch {
+	case i.Err != nil:
 		result = wireDropped
+	case i.Failed:
+		result = wireError
 	}
-	api.ErrorCodes(i.Response, func(code int16) {
-		if result == wireOK {
-			result = wireError
-		}
-		w.errors.WithLabelValues(k.api, kerr.TypedErrorForCode(code).Message).Inc()
-	})
 	w.version(k, i.Version)[result].Inc()
 	k.time.Observe(i.Duration.Seconds())
 	k.received.Add(float64(i.RequestBytes))

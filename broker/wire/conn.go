@@ -259,11 +259,11 @@ func (c *conn) write() {
 	failed := false
 	for p := range c.queue {
 		if failed {
-			c.done(p, nil, 0, c.ended())
+			c.done(p, false, 0, c.ended())
 			continue
 		}
-		resp, n, err := c.answer(p)
-		c.done(p, resp, n, err)
+		bad, n, err := c.answer(p)
+		c.done(p, bad, n, err)
 		if err != nil {
 			failed = true
 			c.abort(err)
@@ -272,26 +272,29 @@ func (c *conn) write() {
 	c.finish()
 }
 
-// answer runs one Answer and writes what it returns.
-func (c *conn) answer(p pending) (resp kmsg.Response, written int, err error) {
+// answer runs one Answer and writes what it returns. failed is what the hook made of it.
+func (c *conn) answer(p pending) (failed bool, written int, err error) {
 	if p.answer == nil {
-		return nil, 0, nil
+		return false, 0, nil
 	}
-	resp, err = p.answer(c.ctx)
+	resp, err := p.answer(c.ctx)
 	switch {
 	case err != nil && c.ctx.Err() != nil:
-		return nil, 0, c.ended() // whatever it says, this is why
+		return false, 0, c.ended() // whatever it says, this is why
 	case err != nil:
-		return nil, 0, &FrameError{Key: p.req.Body.Key(), Version: p.req.Body.GetVersion(), ClientID: p.req.ClientID, Err: err}
+		return false, 0, &FrameError{Key: p.req.Body.Key(), Version: p.req.Body.GetVersion(), ClientID: p.req.ClientID, Err: err}
 	case resp == nil:
-		return nil, 0, nil
+		return false, 0, nil
 	}
 	resp.SetVersion(p.req.Body.GetVersion())
+	if hook := c.srv.opts.Hooks.OnAnswer; hook != nil {
+		failed = hook(p.req.Body.Key(), resp)
+	}
 	buf := c.srv.buffer()
 	defer c.srv.release(buf)
 	*buf = appendResponse(*buf, p.req.correlationID, resp)
 	written, err = c.writeAll(*buf)
-	return resp, written, err
+	return failed, written, err
 }
 
 func (c *conn) writeAll(b []byte) (int, error) {
@@ -313,7 +316,7 @@ func (c *conn) writeAll(b []byte) (int, error) {
 }
 
 // done takes a request off the books.
-func (c *conn) done(p pending, resp kmsg.Response, written int, err error) {
+func (c *conn) done(p pending, failed bool, written int, err error) {
 	c.window.leave(p.req.bytes)
 	call(c.srv.opts.Hooks.OnRequest, RequestInfo{
 		Key:           p.req.Body.Key(),
@@ -324,6 +327,6 @@ func (c *conn) done(p pending, resp kmsg.Response, written int, err error) {
 		ResponseBytes: written,
 		Duration:      time.Since(p.req.Received),
 		Err:           err,
-		Response:      resp,
+		Failed:        failed,
 	})
 }

@@ -21,6 +21,11 @@ type Hooks struct {
 	// OnRefused: a connection was closed at once because there are MaxConnections.
 	OnRefused func(remote string)
 
+	// OnAnswer: an answer is about to be sent. Whether the hook takes it for a failure
+	// is passed on to OnRequest; the answer itself is not, since it may be large, and
+	// be gone while its bytes wait for the client.
+	OnAnswer func(key int16, resp kmsg.Response) (failed bool)
+
 	// OnRequest: a request was answered, or its connection ended first.
 	OnRequest func(RequestInfo)
 }
@@ -34,7 +39,7 @@ type RequestInfo struct {
 	ResponseBytes int           // 0 if none was written
 	Duration      time.Duration // since its last byte arrived
 	Err           error         // why it was not answered
-	Response      kmsg.Response // nil if there was none; to be read, and not kept
+	Failed        bool          // the hook OnAnswer said so
 }
 
 func (i RequestInfo) String() string {
