@@ -205,12 +205,4 @@ func (d *Daemon) checkListener() Check {
 
 // heard is how long ago the registry was heard of, and up to which revision. The
 // daemon must be serving.
-func (d *Daemon) heard() (time.Duration, int64) {
-	if v, ok := any(d.view).(interface {
-		Heard() time.Duration
-		Revision() int64
-	}); ok {
-		return v.Heard(), v.Revision()
-	}
-	return 0, d.view.Snapshot().Revision
-}
+func (d *Daemon) heard() (time.Duration, int64) { return d.view.Heard(), d.view.Revision() }

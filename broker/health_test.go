@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,14 +15,14 @@ import (
 
 // twinDaemon is a daemon on the twin in memory, without ports: its loops run until
 // the test stops them.
-func twinDaemon(t *testing.T) *Daemon {
+func twinDaemon(t *testing.T, st registry.Store) *Daemon {
 	t.Helper()
 	d := &Daemon{log: slog.New(slog.DiscardHandler), failed: make(chan error, 1), advertise: address{"localhost", 9092}}
 	d.cfg = Config{ID: 1, Root: registry.Root("/"), SessionTimeout: registry.DefaultTTL}
 	d.members, d.topics, d.producers = newMembership(d), newTopics(d), &producers{d: d}
 	d.metrics = newMetrics(d)
 	d.ctx, d.cancel = context.WithCancel(context.Background())
-	d.store = registry.Measured(memory.New(), d.metrics.storeCall)
+	d.store = registry.Measured(st, d.metrics.storeCall)
 	var err error
 	if d.dir, err = openDataDir(t.TempDir(), 1); err == nil {
 		err = d.members.join(t.Context(), 0)
@@ -38,6 +39,13 @@ func twinDaemon(t *testing.T) *Daemon {
 	return d
 }
 
+func closeTwin(t *testing.T, d *Daemon) {
+	t.Helper()
+	if err := errors.Join(d.Close(), d.members.leave(), d.dir.close()); err != nil {
+		t.Error(err)
+	}
+}
+
 // failing is the names of the checks that do not hold.
 func failing(_ bool, checks []Check) (names string) {
 	for _, c := range checks {
@@ -52,7 +60,7 @@ func failing(_ bool, checks []Check) (names string) {
 // do not come round.
 func TestHealthIsThatTheLoopsTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := twinDaemon(t)
+		d := twinDaemon(t, memory.New())
 		time.Sleep(10 * time.Minute)
 		if got := failing(d.Healthy()) + failing(d.Ready()); got != "" {
 			t.Errorf("after ten quiet minutes these fail: %s", got)
@@ -67,9 +75,57 @@ func TestHealthIsThatTheLoopsTurn(t *testing.T) {
 		if got := failing(d.Healthy()); got != "loop membership,loop topics," {
 			t.Errorf("with both loops dead these fail: %s", got)
 		}
-		if err := errors.Join(d.Close(), d.members.leave(), d.dir.close()); err != nil {
-			t.Error(err)
+		closeTwin(t, d)
+	})
+}
+
+// mumbling is a store that renews leases as ever, and may tell nothing else.
+type mumbling struct {
+	registry.Store
+	silent atomic.Bool
+}
+
+func (m *mumbling) RequestProgress(ctx context.Context) error {
+	if m.silent.Load() {
+		return nil
+	}
+	return m.Store.RequestProgress(ctx)
+}
+
+func (m *mumbling) Range(ctx context.Context, r registry.RangeRequest) (registry.RangeResult, error) {
+	if m.silent.Load() {
+		return registry.RangeResult{}, errors.New("no answer")
+	}
+	return m.Store.Range(ctx, r)
+}
+
+// A daemon that lives, but sees nothing of the others any more, is of no use.
+func TestReadinessAsksWhenTheRegistryWasHeardOf(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := &mumbling{Store: memory.New()}
+		d := twinDaemon(t, st)
+		time.Sleep(10 * time.Second)
+		st.silent.Store(true)
+		time.Sleep(registry.DefaultTTL / 4)
+		if got := failing(d.Ready()); got != "" {
+			t.Errorf("after a moment of silence these fail: %s", got)
 		}
+		time.Sleep(registry.DefaultTTL / 2)
+		for range 10 {
+			time.Sleep(registry.DefaultTTL)
+			if got := failing(d.Ready()); got != "view," {
+				t.Errorf("in silence these fail: %s", got)
+			}
+			if got := failing(d.Healthy()); got != "" {
+				t.Errorf("in silence these are not healthy: %s", got)
+			}
+		}
+		st.silent.Store(false)
+		time.Sleep(registry.DefaultTTL)
+		if got := failing(d.Ready()); got != "" {
+			t.Errorf("after the silence these fail: %s", got)
+		}
+		closeTwin(t, d)
 	})
 }
 
