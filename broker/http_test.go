@@ -290,6 +290,13 @@ func TestMetricsAreDocumented(t *testing.T) {
 			t.Errorf("shown, but not documented: %s %s", name, what)
 		}
 	}
+	text, err := os.ReadFile("../docs/metrics.md")
+	must(t, err)
+	for _, m := range regexp.MustCompile(`(?m)^muster_.*\b((?:step|call|result|reason|outcome)="([a-z_]+)")`).FindAllStringSubmatch(page, -1) {
+		if !strings.Contains(string(text), "`"+m[2]+"`") {
+			t.Errorf("%s is not documented", m[1])
+		}
+	}
 }
 
 // What clients do is counted by key, version and result.
