@@ -1,0 +1,114 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/muster-io/muster/broker"
+	"github.com/muster-io/muster/registry"
+	"github.com/muster-io/muster/registry/etcd"
+)
+
+// live is a daemon with its etcd, both real, shared by the tests that need one;
+// each has a root of its own where it plants something.
+var live struct {
+	once   sync.Once
+	daemon *broker.Daemon
+	store  *etcd.Store
+	err    error
+}
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "muster-cmd-")
+	if err != nil {
+		panic(err)
+	}
+	liveDir = dir
+	code := m.Run()
+	if live.store != nil {
+		live.store.Close()
+	}
+	if live.daemon != nil {
+		live.daemon.Close()
+	}
+	os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+var liveDir string
+
+func freeURL() string {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		panic(err)
+	}
+	defer ln.Close()
+	return "http://" + ln.Addr().String()
+}
+
+func openLive(t *testing.T) registry.Store {
+	t.Helper()
+	live.once.Do(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		live.daemon, live.err = broker.Start(ctx, broker.Config{ID: 1, DataDir: liveDir, Listen: "127.0.0.1:0",
+			EtcdListenClient: freeURL(), EtcdListenPeer: freeURL()})
+		if live.err == nil {
+			live.store, live.err = etcd.Open(ctx, etcd.Options{Endpoints: live.daemon.EtcdEndpoints()})
+		}
+	})
+	if live.err != nil {
+		t.Fatal(live.err)
+	}
+	return live.store
+}
+
+// ask runs a client command against the live daemon's etcd.
+func ask(t *testing.T, stdin string, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
+	var out, errOut bytes.Buffer
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	args = append([]string{"muster"}, append(args, "--etcd-endpoints", live.daemon.EtcdEndpoints()[0])...)
+	status = run(ctx, args, strings.NewReader(stdin), &out, &errOut)
+	return status, out.String(), errOut.String()
+}
+
+func parse[T any](t *testing.T, text string) (v T) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(text), &v); err != nil {
+		t.Fatalf("%v in %q", err, text)
+	}
+	return v
+}
+
+func plant(t *testing.T, st registry.Store, key, value string, lease registry.LeaseID) {
+	t.Helper()
+	if _, err := st.Txn(t.Context(), registry.Txn{Then: []registry.Op{registry.Put(key, []byte(value), lease)}}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// keptAlive is a lease of a process that lives and does nothing.
+func keptAlive(t *testing.T, st registry.Store) *registry.Session {
+	t.Helper()
+	s, err := registry.OpenSession(t.Context(), st, registry.SessionOptions{TTL: registry.MinTTL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		if err := s.Close(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
