@@ -150,5 +150,8 @@ func (c *checker) checkUnowned(name string, g *groupKeys, owned map[registry.Par
 		f := c.suspect(CodePartitionUnowned, registry.KV{Key: g.paths.Owner(p)}, "no owner; "+thread+" is due it",
 			span{g.paths.IDs(), true}, span{c.root.Topic(p.Topic), false})
 		f.Group = &name
+		// A member that was killed before it could claim is registered until its lease runs out.
+		id, _, _ := rebalance.ParseThread(thread, func(id string) bool { _, ok := g.members[id]; return ok })
+		f.lease = g.members[id].kv.Lease
 	}
 }
