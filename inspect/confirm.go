@@ -2,17 +2,18 @@ package inspect
 
 import "strings"
 
-// Changes is what was written or deleted between two looks.
+// Changes is what was written or deleted, from the first look on until after the
+// second.
 type Changes map[string]int64 // key -> revision of its last change
 
-// within tells whether anything of a span changed after one revision, up to another.
-func (c Changes) within(s span, after, upTo int64) bool {
+// after tells whether anything of a span changed after a revision. A change past
+// the second look counts too: it may hide one before.
+func (c Changes) after(revision int64, s span) bool {
 	if !s.prefix {
-		rev := c[s.key]
-		return rev > after && rev <= upTo
+		return c[s.key] > revision
 	}
 	for key, rev := range c {
-		if rev > after && rev <= upTo && strings.HasPrefix(key, s.key) {
+		if rev > revision && strings.HasPrefix(key, s.key) {
 			return true
 		}
 	}
@@ -38,7 +39,7 @@ func Confirm(first, second Look, changes Changes) (confirmed []Finding, unsettle
 		before[name{f.Code, f.Key}] = true
 	}
 	for _, f := range second.Findings {
-		if f.suspicion && (!before[name{f.Code, f.Key}] || moved(f, changes, first.Revision, second.Revision)) {
+		if f.suspicion && (!before[name{f.Code, f.Key}] || moved(f, changes, first.Revision)) {
 			unsettled++
 			continue
 		}
@@ -47,9 +48,9 @@ func Confirm(first, second Look, changes Changes) (confirmed []Finding, unsettle
 	return confirmed, unsettled
 }
 
-func moved(f Finding, changes Changes, after, upTo int64) bool {
+func moved(f Finding, changes Changes, after int64) bool {
 	for _, s := range f.quiet {
-		if changes.within(s, after, upTo) {
+		if changes.after(after, s) {
 			return true
 		}
 	}
