@@ -257,10 +257,11 @@ func announceFaults(t *testing.T, seed uint64) {
 		t.Fatal(err)
 	}
 	st.SetHooks(memory.Hooks{Before: fault, After: fault, KeepAlive: func(ctx context.Context, _ registry.LeaseID) error { return fault(ctx, "") }})
+	draw := func(n int) int { mu.Lock(); defer mu.Unlock(); return r.IntN(n) }
 	setBad := func(n int) { mu.Lock(); defer mu.Unlock(); bad = n }
 	for range 20 {
-		setBad([]int{0, 30, 90}[r.IntN(3)])
-		switch r.IntN(4) {
+		setBad([]int{0, 30, 90}[draw(3)])
+		switch draw(4) {
 		case 0:
 			st.Expire(a.Session().Lease())
 		case 1:
@@ -268,7 +269,7 @@ func announceFaults(t *testing.T, seed uint64) {
 		case 2:
 			st.HoldWatches(false)
 		}
-		time.Sleep(time.Duration(r.IntN(20000)) * time.Millisecond)
+		time.Sleep(time.Duration(draw(20000)) * time.Millisecond)
 		// One that lives, one that waits for its expiry since its grant's reply was lost.
 		if n := st.Leases(); n > 8 {
 			t.Fatalf("seed %d: %d leases", seed, n)
@@ -296,10 +297,10 @@ func announceFaults(t *testing.T, seed uint64) {
 		}
 	}
 	// Close also in the middle of an attempt.
-	if r.IntN(2) == 0 {
+	if draw(2) == 0 {
 		st.Expire(a.Session().Lease())
 		setBad(50)
-		time.Sleep(time.Duration(r.IntN(1000)) * time.Millisecond)
+		time.Sleep(time.Duration(draw(1000)) * time.Millisecond)
 		setBad(0)
 	}
 	if err := a.Close(t.Context()); err != nil {

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -192,6 +193,7 @@ func (w *viewWorld) take(events []Event, gap bool) {
 		}
 	}
 	s := w.m.snapshot()
+	w.lookUp(s)
 	if got, want := w.got(s), w.want(w.m.revision); got != want || s.Revision != w.m.revision {
 		w.fail("snapshot at %d (%d): %s\nwant %s", s.Revision, w.m.revision, got, want)
 	}
@@ -205,6 +207,54 @@ func (w *viewWorld) take(events []Event, gap bool) {
 	if w.r.IntN(5) == 0 {
 		w.kept = append(w.kept, keptSnapshot{s, w.got(s)})
 	}
+}
+
+// lookUp holds the ways to look at a snapshot to each other.
+func (w *viewWorld) lookUp(s Snapshot) {
+	for i := range len(w.prefixes) + 1 { // one prefix too many
+		kvs := s.Under(i)
+		if all := slices.Collect(s.All(i)); spellKVs(all) != spellKVs(kvs) || s.Len(i) != len(kvs) {
+			w.fail("prefix %d: %d keys by All, %d by Under, %d by Len", i, len(all), len(kvs), s.Len(i))
+		}
+		for range s.All(i) {
+			break // may be left early
+		}
+		found := 0
+		for _, kv := range kvs {
+			if got, ok := s.Get(i, kv.Key); ok && spellKVs([]KV{got}) == spellKVs([]KV{kv}) {
+				found++
+			}
+		}
+		if _, ok := s.Get(i, "/ids/none"); ok || found != len(kvs) {
+			w.fail("prefix %d: Get finds %d of %d keys", i, found, len(kvs))
+		}
+	}
+}
+
+// Snapshots are read by others while the View goes on.
+func TestViewSnapshotsAreSafeToReadMeanwhile(t *testing.T) {
+	var m viewMachine
+	var list []KV
+	for i := range 2000 {
+		list = append(list, KV{Key: fmt.Sprintf("/k/%04d", i), ModRevision: 1})
+	}
+	m.load(1, [][]KV{list})
+	var readers sync.WaitGroup
+	for rev := int64(2); rev < 200; rev++ {
+		s, sum := m.snapshot(), rev-1
+		readers.Go(func() {
+			newest := int64(0)
+			for kv := range s.All(0) {
+				newest = max(newest, kv.ModRevision)
+			}
+			if newest != sum {
+				t.Errorf("snapshot at %d shows %d", sum, newest)
+			}
+		})
+		kv := KV{Key: fmt.Sprintf("/k/%04d", rev*7), ModRevision: rev}
+		m.step(0, WatchResponse{Revision: rev, Events: []Event{{KV: kv}}})
+	}
+	readers.Wait()
 }
 
 func TestViewEverySnapshotIsTheStoreAtOneRevision(t *testing.T) {

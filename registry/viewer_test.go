@@ -330,9 +330,19 @@ func TestViewListsAgainWhenItsWatchIsSilent(t *testing.T) {
 func TestViewSaysTroubleWhenTheStoreIsSilent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := newBlockable()
-		v := openView(t, st, &journal{}, "/ids/")
-		time.Sleep(time.Minute)
+		var events log[registry.ViewEvent]
+		v, err := registry.OpenView(t.Context(), st, []string{"/ids/"}, registry.ViewOptions{Listener: events.note}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 600 {
+			time.Sleep(100 * time.Millisecond)
+			if h := v.Heard(); h > stall/4+10*time.Millisecond {
+				t.Fatalf("heard nothing for %s in a healthy store", h)
+			}
+		}
 		quiet(t, v)
+		want(t, "in a healthy store", fmt.Sprint(events.take()), "[]")
 		st.block()
 		began := time.Now()
 		<-v.Trouble()
@@ -340,15 +350,28 @@ func TestViewSaysTroubleWhenTheStoreIsSilent(t *testing.T) {
 			t.Errorf("trouble after %s, want about %s", took, stall)
 		}
 		<-v.Trouble() // and again, as long as it lasts
-		put(t, st, "/ids/a", "1")
+		time.Sleep(time.Minute)
+		if got := events.take(); len(got) != 1 || got[0].Kind != registry.ViewTrouble || got[0].Silent < stall || got[0].Err == nil || v.Heard() < time.Minute {
+			t.Errorf("told %v, heard %s ago", got, v.Heard())
+		}
+		rev := put(t, st, "/ids/a", "1")
 		st.unblock()
 		<-v.Changed()
+		synctest.Wait()
 		want(t, "snapshot", keys(v.Snapshot(), 1), "/ids/a=1")
+		if got := events.take(); len(got) != 2 || got[0].Kind != registry.ViewRelisted || got[0].Err == nil ||
+			got[1].Kind != registry.ViewRecovered || got[1].Silent < time.Minute || got[1].Revision != rev {
+			t.Errorf("told %v", got)
+		}
+		if v.Heard() > stall/4 || v.Revision() != rev {
+			t.Errorf("heard %s ago, revision %d", v.Heard(), v.Revision())
+		}
 		for len(v.Trouble()) > 0 {
 			<-v.Trouble()
 		}
 		time.Sleep(time.Minute)
 		quiet(t, v)
+		want(t, "afterwards", fmt.Sprint(events.take()), "[]")
 		// It can be closed while it is cut off.
 		st.block()
 		time.Sleep(10 * time.Second)
@@ -397,6 +420,43 @@ func TestListReadsOneRevision(t *testing.T) {
 		if !slices.IsSortedFunc(kvs, func(a, b registry.KV) int { return strings.Compare(a.Key, b.Key) }) {
 			t.Error("not in order")
 		}
+	})
+}
+
+// A view so big that listing it takes longer than a call may: it is listed again
+// all the same, since each call is answered in time.
+func TestViewOfManyKeysIsListedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := memory.New()
+		const n = 12_000
+		for from := 0; from < n; from += registry.MaxTxnOps {
+			var ops []registry.Op
+			for i := from; i < min(n, from+registry.MaxTxnOps); i++ {
+				ops = append(ops, registry.Put(fmt.Sprintf("/k/%05d", i), nil, 0))
+			}
+			txn(t, st, ops...)
+		}
+		st.SetHooks(memory.Hooks{Before: func(ctx context.Context, op string) error {
+			if op == "range" {
+				return pauseFor(ctx, stall/6)
+			}
+			return nil
+		}})
+		var events log[registry.ViewEvent]
+		v, err := registry.OpenView(t.Context(), st, []string{"/k/"}, registry.ViewOptions{Listener: events.note}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-v.Changed()
+		st.HoldWatches(true)
+		st.Compact(put(t, st, "/k/new", "1"))
+		<-v.Changed()
+		synctest.Wait()
+		if got := events.take(); v.Snapshot().Len(0) != n+1 || len(got) != 1 || got[0].Kind != registry.ViewRelisted {
+			t.Errorf("%d keys, told %v", v.Snapshot().Len(0), got)
+		}
+		quiet(t, v)
+		v.Close()
 	})
 }
 
