@@ -15,20 +15,20 @@ import (
 	"github.com/muster-io/muster/registry/memory"
 )
 
-// log keeps events of one kind as lines.
-type log[E fmt.Stringer] struct {
+// eventLog keeps events of one kind.
+type eventLog[E fmt.Stringer] struct {
 	mu     sync.Mutex
 	events []E
 }
 
-func (l *log[E]) note(e E) {
+func (l *eventLog[E]) note(e E) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.events = append(l.events, e)
 }
 
 // take returns the events so far and forgets them.
-func (l *log[E]) take() []E {
+func (l *eventLog[E]) take() []E {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	events := l.events
@@ -70,8 +70,8 @@ func getKey(t *testing.T, st registry.Store, key string) *registry.KV {
 func TestAnnounceRegistersAgainAfterEveryLoss(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := memory.New()
-		var events log[registry.AnnounceEvent]
-		var sessions log[registry.SessionEvent]
+		var events eventLog[registry.AnnounceEvent]
+		var sessions eventLog[registry.SessionEvent]
 		a, err := registry.Announce(t.Context(), st, registry.AnnounceOptions{Key: "/ids/a",
 			ValueFunc: func(lease registry.LeaseID) ([]byte, error) { return []byte(registry.LeaseText(lease)), nil },
 			Listener:  events.note, SessionListener: sessions.note})
@@ -193,7 +193,7 @@ func TestAnnounceWaitsForAKeyLostToAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := memory.New()
 		other := openSession(t, st)
-		var events log[registry.AnnounceEvent]
+		var events eventLog[registry.AnnounceEvent]
 		a, err := registry.Announce(t.Context(), st, registry.AnnounceOptions{Key: "/ids/a", Value: []byte("a"), Listener: events.note})
 		if err != nil {
 			t.Fatal(err)
@@ -251,7 +251,7 @@ func announceFaults(t *testing.T, seed uint64) {
 		return pauseFor(ctx, slow)
 	}
 	st := memory.New()
-	var events log[registry.AnnounceEvent]
+	var events eventLog[registry.AnnounceEvent]
 	a, err := registry.Announce(t.Context(), st, registry.AnnounceOptions{Key: "/ids/a", Value: []byte("a"), Listener: events.note})
 	if err != nil {
 		t.Fatal(err)
@@ -327,7 +327,7 @@ func pauseFor(ctx context.Context, d time.Duration) error {
 func TestAnnounceCloseWithoutAStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := memory.New()
-		var events log[registry.AnnounceEvent]
+		var events eventLog[registry.AnnounceEvent]
 		a, err := registry.Announce(t.Context(), st, registry.AnnounceOptions{Key: "/ids/a", Value: []byte("a"), Listener: events.note})
 		if err != nil {
 			t.Fatal(err)
@@ -349,7 +349,7 @@ func TestAnnounceCloseWithoutAStore(t *testing.T) {
 func TestSessionTellsItsLife(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := memory.New()
-		var events log[registry.SessionEvent]
+		var events eventLog[registry.SessionEvent]
 		o := registry.SessionOptions{Listener: events.note}
 		s, err := registry.OpenSession(t.Context(), st, o)
 		if err != nil {

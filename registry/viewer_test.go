@@ -330,7 +330,7 @@ func TestViewListsAgainWhenItsWatchIsSilent(t *testing.T) {
 func TestViewSaysTroubleWhenTheStoreIsSilent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := newBlockable()
-		var events log[registry.ViewEvent]
+		var events eventLog[registry.ViewEvent]
 		v, err := registry.OpenView(t.Context(), st, []string{"/ids/"}, registry.ViewOptions{Listener: events.note}, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -442,7 +442,7 @@ func TestViewOfManyKeysIsListedAgain(t *testing.T) {
 			}
 			return nil
 		}})
-		var events log[registry.ViewEvent]
+		var events eventLog[registry.ViewEvent]
 		v, err := registry.OpenView(t.Context(), st, []string{"/k/"}, registry.ViewOptions{Listener: events.note}, nil)
 		if err != nil {
 			t.Fatal(err)

@@ -1,6 +1,9 @@
 package etcd_test
 
 import (
+	"errors"
+	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -77,5 +80,166 @@ func TestQuietViewsAfterARestart(t *testing.T) {
 	// The client goes on with each watch in the future, and so once in silence.
 	if n := log.count(registry.ViewRelisted); n > len(views)+1 || log.count(registry.ViewTrouble) != 0 {
 		t.Errorf("%d lists and %d times trouble in %d views", n, log.count(registry.ViewTrouble), len(views))
+	}
+}
+
+// announced keeps what an announcement tells.
+type announced struct {
+	mu     sync.Mutex
+	events []registry.AnnounceEvent
+	at     []time.Time
+}
+
+func (l *announced) note(e registry.AnnounceEvent) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.events, l.at = append(l.events, e), append(l.at, time.Now())
+}
+
+// first returns the n-th event of a kind, if it was told.
+func (l *announced) nth(kind registry.AnnounceEventKind, n int) (registry.AnnounceEvent, time.Time, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i, e := range l.events {
+		if e.Kind == kind {
+			if n--; n == 0 {
+				return e, l.at[i], true
+			}
+		}
+	}
+	return registry.AnnounceEvent{}, time.Time{}, false
+}
+
+func announce(t *testing.T, st registry.Store, key string, l *announced) *registry.Announcement {
+	t.Helper()
+	a, err := registry.Announce(t.Context(), st, registry.AnnounceOptions{Key: key, Value: []byte("here"), Listener: l.note})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// A restart within the time to live is a non-event; one that takes longer costs the
+// session, and the key comes back under the same name with a new lease.
+func TestAnnounceOverARestart(t *testing.T) {
+	t.Parallel()
+	st := registrytest.Start(t)
+	var log announced
+	a := announce(t, st, "/r/ids/a", &log)
+	before, _ := a.Registration()
+	lease := a.Session().Lease()
+	st.StopServer()
+	if err := st.StartServer(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(registry.DefaultTTL) // the lease would have run out, were it not renewed
+	if reg, ok := a.Registration(); !ok || reg != before {
+		t.Fatalf("after a short restart: %+v, %t; had %+v; %v", reg, ok, before, log.events)
+	}
+
+	st.StopServer()
+	until(t, 2*registry.DefaultTTL, "the loss is told", func() bool { _, _, ok := log.nth(registry.AnnounceLost, 1); return ok })
+	if e, _, _ := log.nth(registry.AnnounceLost, 1); !errors.Is(e.Err, registry.ErrSessionExpired) || a.Alive() {
+		t.Errorf("lost: %v, alive %t", e, a.Alive())
+	}
+	time.Sleep(time.Second) // a few attempts in vain
+	if err := st.StartServer(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("registered %s after the start", until(t, 10*time.Second, "registered again", a.Alive))
+	kv, _, err := registry.GetKey(t.Context(), st, "/r/ids/a")
+	if err != nil || kv == nil || kv.Lease == lease || kv.Lease != a.Session().Lease() || kv.CreateRevision <= before.Revision {
+		t.Errorf("key %+v, error %v", kv, err)
+	}
+	if err := a.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if kv, _, err := registry.GetKey(t.Context(), st, "/r/ids/a"); err != nil || kv != nil {
+		t.Errorf("after Close: %+v, error %v", kv, err)
+	}
+}
+
+// A lease revoked by hand is noticed by the watch on the key, not by the next renewal.
+func TestAnnounceWhenTheLeaseIsRevokedByHand(t *testing.T) {
+	t.Parallel()
+	st := registrytest.Start(t)
+	var log announced
+	a := announce(t, st, "/r/ids/a", &log)
+	for round := 1; round <= 5; round++ {
+		before, _ := a.Registration()
+		lease := a.Session().Lease()
+		began := time.Now()
+		if err := st.Revoke(t.Context(), lease); err != nil {
+			t.Fatal(err)
+		}
+		until(t, 5*time.Second, "registered again", func() bool { _, _, ok := log.nth(registry.AnnounceRegistered, round+1); return ok })
+		lost, noticed, ok := log.nth(registry.AnnounceLost, round)
+		again, at, _ := log.nth(registry.AnnounceRegistered, round+1)
+		if !ok || !errors.Is(lost.Err, registry.ErrLeaseGone) || lost.Lease != lease {
+			t.Errorf("lost: %v", lost)
+		}
+		if again.Lease == lease || again.Registration.Key != before.Key || again.Registration.Revision <= before.Revision {
+			t.Errorf("again: %v after %v", again, before)
+		}
+		if took := at.Sub(noticed); took > time.Second {
+			t.Errorf("registered again %s after the notice", took)
+		}
+		t.Logf("noticed after %s, registered again %s later", noticed.Sub(began), at.Sub(noticed))
+	}
+	if err := a.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// From the call of Release by one owner to Own's return for the next.
+func TestOwnHandOver(t *testing.T) {
+	t.Parallel()
+	st := registrytest.Start(t)
+	var sessions []*registry.Session
+	for range 2 {
+		s, err := registry.OpenSession(t.Context(), st, registry.SessionOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close(t.Context())
+		sessions = append(sessions, s)
+	}
+	holder, err := registry.Own(t.Context(), sessions[0], "/r/jobs/1", []byte("0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	type owned struct {
+		o   *registry.Ownership
+		at  time.Time
+		err error
+	}
+	var took []time.Duration
+	const rounds = 40
+	for i := 1; i <= rounds; i++ {
+		next := make(chan owned, 1)
+		go func() {
+			o, err := registry.Own(t.Context(), sessions[i%2], "/r/jobs/1", fmt.Append(nil, i))
+			next <- owned{o, time.Now(), err}
+		}()
+		time.Sleep(20 * time.Millisecond) // so that it waits
+		began := time.Now()
+		if err := holder.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		n := <-next
+		if n.err != nil {
+			t.Fatal(n.err)
+		}
+		if n.o.Token <= holder.Token {
+			t.Fatalf("token %d after %d", n.o.Token, holder.Token)
+		}
+		took = append(took, n.at.Sub(began))
+		holder = n.o
+	}
+	slices.Sort(took)
+	t.Logf("hand-over: median %s, most %s", took[rounds/2], took[rounds-1])
+	// etcd's own loop of 100 ms is what must not show.
+	if took[rounds/2] > 80*time.Millisecond {
+		t.Errorf("median %s", took[rounds/2])
 	}
 }
