@@ -138,11 +138,14 @@ func (r Root) ParsePartitionState(kv KV) (topic string, partition int32, rec Par
 	if err := errors.Join(errName, errNumber); err != nil {
 		return "", 0, rec, false, fmt.Errorf("state key %s: %w: %w", kv.Key, ErrRecord, err)
 	}
-	if err := decode(kv, &rec); err != nil {
+	var leader struct {
+		Leader *int32 `json:"leader"` // left out it would be 0, which is a broker
+	}
+	if err := errors.Join(decode(kv, &rec), decode(kv, &leader)); err != nil {
 		return "", 0, rec, false, err
 	}
-	if rec.ISR == nil { // and so probably no leader either: 0 would be a broker
-		return "", 0, rec, false, fmt.Errorf("state %s: %w: no isr", kv.Key, ErrRecord)
+	if rec.ISR == nil || leader.Leader == nil {
+		return "", 0, rec, false, fmt.Errorf("state %s: %w: leader or isr is missing", kv.Key, ErrRecord)
 	}
 	return topic, partition, rec, true, nil
 }
