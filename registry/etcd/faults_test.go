@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"net/url"
 	"runtime"
 	"slices"
@@ -404,6 +405,31 @@ func plainServer(t *testing.T, change func(*embed.Config)) string {
 		t.Fatal("etcd is not ready")
 	}
 	return o.ListenClient
+}
+
+// Field case 05, the part of etcd: it listens and is reached where an address of IPv6 says.
+func TestIPv6(t *testing.T) {
+	l, err := net.Listen("tcp", "[::1]:0")
+	if err != nil {
+		t.Skipf("no IPv6 here: %v", err)
+	}
+	l.Close()
+	o := freePorts(t, t.TempDir())
+	o.ListenClient = "http://" + l.Addr().String()
+	server, err := StartServer(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	if server.Endpoint != o.ListenClient || !strings.HasPrefix(server.Endpoint, "http://[::1]:") {
+		t.Errorf("endpoint %s", server.Endpoint)
+	}
+	st, err := Open(t.Context(), Options{Endpoints: []string{o.ListenClient}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	put(t, st, "/x", "")
 }
 
 // A wrong password is refused at once and said so; one that is changed under a session

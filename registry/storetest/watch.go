@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/muster-io/muster/registry"
 )
@@ -13,6 +14,7 @@ func watchCases() []Case {
 	return []Case{
 		{"watch/from a revision", watchFrom},
 		{"watch/one revision is one response", watchWhole},
+		{"watch/one revision over two prefixes", watchViews},
 		{"watch/one key", watchKey},
 		{"watch/compacted", watchCompacted},
 		{"watch/ends with its context", watchEnds},
@@ -70,6 +72,45 @@ func watchWhole(t *testing.T, st registry.Store, prefix string) {
 			if n := i / 21; e.ModRevision != start+1+int64(n) || e.Deleted != (n == 5) {
 				t.Fatalf("%s: event %d is of revision %d, want %d", name, i, e.ModRevision, start+1+int64(n))
 			}
+		}
+	}
+}
+
+// case 58, as its readers meet it: a member and a topic in one transaction. A View
+// shows both or none.
+func watchViews(t *testing.T, st registry.Store, prefix string) {
+	root := registry.Root(strings.TrimSuffix(prefix, "/"))
+	member, topic := root.Group("g").ID("c3"), root.Topic("T")
+	do(t, st, registry.Put(member, []byte("0"), 0), registry.Put(topic, []byte("0"), 0))
+	seen := make(chan string, 1000)
+	v, err := registry.OpenView(within(t), st, []string{root.Group("g").IDs(), root.Topics()}, registry.ViewOptions{},
+		func(s registry.Snapshot, events []registry.Event) {
+			ids, topics := s.Under(0), s.Under(1)
+			if len(ids) != 1 || len(topics) != 1 || string(ids[0].Value) != string(topics[0].Value) {
+				t.Errorf("revision %d: %v and %v", s.Revision, ids, topics)
+			}
+			for i, e := range events { // whole revisions at a time, also where several come at once
+				if i%2 == 0 && (i+1 == len(events) || events[i+1].ModRevision != e.ModRevision) {
+					t.Errorf("half of revision %d: %v", e.ModRevision, spell(events))
+				}
+			}
+			seen <- string(events[len(events)-1].Value)
+		})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(v.Close)
+	const rounds = 20
+	for n := range rounds {
+		value := fmt.Append(nil, n+1)
+		do(t, st, registry.Put(topic, value, 0), registry.Put(member, value, 0))
+	}
+	late := time.After(patience)
+	for last := ""; last != fmt.Sprint(rounds); {
+		select {
+		case last = <-seen:
+		case <-late:
+			t.Fatalf("the view has come to %s of %d", last, rounds)
 		}
 	}
 }
