@@ -8,8 +8,10 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -28,6 +30,9 @@ type logDirs struct {
 	path string
 	log  *slog.Logger
 	kick chan struct{} // something is to be removed
+
+	mu     sync.Mutex
+	strays map[string][]string // <topic>-<number> -> directories in stray/
 }
 
 const (
@@ -39,7 +44,7 @@ const (
 )
 
 func newLogDirs(path string, log *slog.Logger) *logDirs {
-	return &logDirs{path: path, log: log, kick: make(chan struct{}, 1)}
+	return &logDirs{path: path, log: log, kick: make(chan struct{}, 1), strays: map[string][]string{}}
 }
 
 func (d *logDirs) logs() string     { return filepath.Join(d.path, "logs") }
@@ -79,6 +84,9 @@ func (d *logDirs) setAside(topic string, number int32, keep bool) error {
 		return fmt.Errorf("move %s aside: %w", from, err)
 	}
 	if keep {
+		d.mu.Lock()
+		d.strays[filepath.Base(from)] = append(d.strays[filepath.Base(from)], to)
+		d.mu.Unlock()
 		d.log.Warn("log of no topic in the registry was moved aside", "topic", topic, "partition", number, "to", to, "kept", strayKept)
 	}
 	d.wake()
@@ -105,8 +113,7 @@ func (d *logDirs) move(from, to string) error {
 }
 
 // settle puts in order what is on the disk when the daemon starts: logs of no topic
-// in the registry go aside, and those that were put aside and are wanted again come
-// back. It must run before logs are opened.
+// in the registry go aside. It must run before logs are opened.
 func (d *logDirs) settle(c *catalog) error {
 	names, err := readNames(d.logs())
 	if err != nil {
@@ -132,36 +139,46 @@ func (d *logDirs) settle(c *catalog) error {
 			return err
 		}
 	}
-	return d.reclaim(c)
+	return d.findStrays()
 }
 
-// reclaim brings back what was put aside and belongs to a topic by its id.
-func (d *logDirs) reclaim(c *catalog) error {
+// findStrays notes what earlier runs have put aside.
+func (d *logDirs) findStrays() error {
 	names, err := readNames(d.stray())
 	if err != nil {
 		return fmt.Errorf("look for stray logs: %w", err)
 	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	clear(d.strays)
 	for _, name := range names {
-		base, _, ok := strayName(name)
-		topic, number, isLog := parseLogDir(base)
-		if !ok || !isLog {
-			continue
+		if base, _, ok := strayName(name); ok {
+			d.strays[base] = append(d.strays[base], filepath.Join(d.stray(), name))
 		}
-		from := filepath.Join(d.stray(), name)
-		id, err := storage.ReadIdentity(storage.OS{}, from)
-		if err != nil {
-			continue
+	}
+	return nil
+}
+
+// reclaim brings back the log of a partition that was put aside, by its topic's id:
+// the registry did not know the topic for a while, and does again. A partition that
+// has a directory is left alone.
+func (d *logDirs) reclaim(topic string, number int32, id uuid.UUID) error {
+	to := d.partition(topic, number)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, from := range d.strays[filepath.Base(to)] {
+		have, err := storage.ReadIdentity(storage.OS{}, from)
+		if err != nil || uuid.UUID(have) != id {
+			continue // of another topic of that name, or removed by now
 		}
-		if yes, _ := c.belongs(topic, number, uuid.UUID(id)); !yes {
-			continue
+		if _, err := os.Stat(to); !errors.Is(err, fs.ErrNotExist) {
+			return nil
 		}
-		if _, err := os.Stat(d.partition(topic, number)); !errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err := d.move(from, d.partition(topic, number)); err != nil {
+		if err := d.move(from, to); err != nil {
 			return fmt.Errorf("bring back %s: %w", from, err)
 		}
 		d.log.Info("log that had been moved aside is back: its topic is in the registry again", "topic", topic, "partition", number)
+		return nil
 	}
 	return nil
 }
@@ -201,30 +218,40 @@ func (d *logDirs) run(ctx context.Context) {
 
 // sweep removes the logs of deleted topics, and those that were kept long enough.
 func (d *logDirs) sweep(ctx context.Context, now time.Time) {
-	remove := func(dir string, due func(name string) bool) {
-		names, err := readNames(dir)
-		if err != nil {
-			d.log.Error("cannot look for logs to remove", "error", err)
+	if err := d.condemnStrays(now); err != nil {
+		d.log.Error("stray logs cannot be removed, trying again later", "error", err)
+	}
+	names, err := readNames(d.deleting())
+	if err != nil {
+		d.log.Error("cannot look for logs to remove", "error", err)
+	}
+	for _, name := range names {
+		if ctx.Err() != nil {
+			return
 		}
-		for _, name := range names {
-			if ctx.Err() != nil {
-				return
-			}
-			if !due(name) {
-				continue
-			}
-			if err := os.RemoveAll(filepath.Join(dir, name)); err != nil {
-				d.log.Error("cannot remove a log, trying again later", "error", err)
-			}
+		if err := os.RemoveAll(filepath.Join(d.deleting(), name)); err != nil {
+			d.log.Error("log cannot be removed, trying again later", "error", err)
 		}
 	}
-	remove(d.deleting(), func(string) bool { return true })
-	remove(d.stray(), func(name string) bool {
-		_, since, ok := strayName(name)
-		due := ok && now.Sub(since) >= strayKept
-		if due {
-			d.log.Info("stray log is removed", "directory", name, "since", since)
+}
+
+// condemnStrays moves what was kept long enough to where it is removed, so that
+// reclaim never finds half of it.
+func (d *logDirs) condemnStrays(now time.Time) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for base, dirs := range d.strays {
+		for _, from := range slices.Clone(dirs) {
+			_, since, _ := strayName(filepath.Base(from))
+			if now.Sub(since) < strayKept {
+				continue
+			}
+			if err := d.move(from, filepath.Join(d.deleting(), filepath.Base(from))); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+			d.strays[base] = slices.DeleteFunc(d.strays[base], func(dir string) bool { return dir == from })
+			d.log.Info("stray log is removed", "directory", filepath.Base(from), "since", since)
 		}
-		return due
-	})
+	}
+	return nil
 }

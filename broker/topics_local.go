@@ -165,6 +165,10 @@ func (t *topics) openOne(j opening) local {
 		log.Error("partition cannot be opened", "error", err)
 		return local{err: fmt.Errorf("%w: %w", kerr.InvalidTopicException, err)}
 	}
+	if err := t.dirs.reclaim(j.tn.topic, j.tn.number, j.spec.id); err != nil {
+		log.Error("partition cannot be opened, trying again", "error", err)
+		return local{err: fmt.Errorf("%w: %w", kerr.KafkaStorageError, err)}
+	}
 	p, recovery, err := t.openLog(j)
 	if wrong, ok := errors.AsType[*storage.IdentityError](err); ok && wrong.Reason == "" {
 		// The topic was deleted and made again while nobody looked.

@@ -254,6 +254,18 @@ func TestStrayLogs(t *testing.T) {
 	if at := produce(t, producer(t, d), "orders", 0, "b"); at != 1 {
 		t.Errorf("what came back ends at %d", at)
 	}
+	// The same while it runs.
+	_, err = st.Txn(t.Context(), registry.Txn{Then: []registry.Op{{Kind: registry.OpDelete, Key: "/brokers/topics/orders", Prefix: true}}})
+	must(t, err)
+	without(t, dir, "logs", "orders-")
+	for key, kv := range before {
+		if kv.Lease == 0 {
+			put(t, st, key, string(kv.Value))
+		}
+	}
+	if at := produce(t, producer(t, d), "orders", 0, "c"); at != 2 {
+		t.Errorf("what came back ends at %d", at)
+	}
 }
 
 // A record that somebody wrote without an id gets one, and can be used; a tool that
