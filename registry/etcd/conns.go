@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -283,13 +285,19 @@ func (c *conn) ask(ctx context.Context) (*answer, error) {
 
 // reason spells an error that a person reads beside the name of the endpoint.
 func reason(err error) string {
-	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || status.Code(err) == codes.DeadlineExceeded || status.Code(err) == codes.Canceled {
 		return "no answer"
 	}
-	if s, ok := status.FromError(err); ok && s.Code() == codes.Unavailable {
-		return s.Message()
+	text := err.Error()
+	if s, ok := status.FromError(err); ok {
+		text = s.Message()
 	}
-	return err.Error()
+	// gRPC wraps what happened in how it came to know.
+	text = strings.TrimPrefix(text, "connection error: desc = ")
+	if inner, err := strconv.Unquote(text); err == nil {
+		text = inner
+	}
+	return strings.TrimPrefix(text, "transport: ")
 }
 
 // watch reports when the connection is lost, as it is at once if the member's

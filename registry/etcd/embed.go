@@ -57,6 +57,7 @@ func StartServer(ctx context.Context, o ServerOptions) (*Server, error) {
 		err = saveMember(o)
 	}
 	if err != nil {
+		e.Server.Stop() // closing waits for it to be ready, or stopped
 		s.Close()
 		return nil, err
 	}

@@ -447,21 +447,6 @@ func silentEndpoint(t *testing.T) string {
 	return "http://" + l.Addr().String()
 }
 
-func TestServerRefuses(t *testing.T) {
-	o := freePorts(t, t.TempDir())
-	for _, bad := range []string{"", "127.0.0.1:2379", "https://127.0.0.1:2379", "http://127.0.0.1", "http://0.0.0.0:2379", "http://10.0.0.1:2379", "http://node-a:2379", "http://127.0.0.1:2379/x"} {
-		with := o
-		with.ListenClient = bad
-		if _, err := StartServer(t.Context(), with); err == nil || !strings.Contains(err.Error(), "--etcd-listen-client") {
-			t.Errorf("listening at %q: %v", bad, err)
-		}
-	}
-	o.ListenClient = open(t).Client().Endpoints()[0]
-	if _, err := StartServer(t.Context(), o); err == nil || !strings.Contains(err.Error(), "in use") {
-		t.Errorf("address in use: %v", err)
-	}
-}
-
 func TestClock(t *testing.T) {
 	st := open(t)
 	before := st.Now()

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -158,35 +159,61 @@ func (o *Options) first(ctx context.Context, dial func(context.Context, string) 
 		}
 	}
 	if found.conn == nil && final == nil {
-		final = fmt.Errorf("no etcd at %s (start one with: muster server)", strings.Join(failed, "; "))
+		final = fmt.Errorf("no etcd at %s", strings.Join(failed, "; "))
+		if strings.Contains(final.Error(), "connection refused") {
+			final = fmt.Errorf("%w (start one with: muster server)", final)
+		}
 	}
 	return found.conn, found.answer, final
 }
 
 var errNoQuorum = errors.New("it answers, but most members of its cluster do not: start them")
 
-func firstAnswer(ctx context.Context, dial func(context.Context, string) (*conn, error), endpoint string) (*conn, *answer, error) {
-	c, err := dial(ctx, endpoint)
-	if err != nil {
-		return nil, nil, err
-	}
-	status, err := c.client.Status(ctx, endpoint)
-	if err == nil {
-		err = checkVersion(status.Version)
-	}
-	if err != nil {
-		c.close()
-		return nil, nil, err
+// firstAnswer asks one endpoint until it answers. Its error is what went wrong last
+// before ctx ended.
+func firstAnswer(ctx context.Context, dial func(context.Context, string) (*conn, error), endpoint string) (_ *conn, _ *answer, err error) {
+	var c *conn
+	defer func() {
+		if err != nil && c != nil {
+			c.close()
+		}
+	}()
+	for err = errors.New("no answer"); ; {
+		var failed error
+		if c == nil {
+			c, failed = dial(ctx, endpoint)
+		}
+		if failed == nil {
+			if failed = c.checkVersion(ctx); failed == nil {
+				break
+			}
+		}
+		if ctx.Err() == nil {
+			err = failed
+		}
+		if refused(failed) || !sleep(ctx, retryOpen) {
+			return nil, nil, err
+		}
 	}
 	a, err := c.ask(ctx)
-	if err != nil {
-		c.close()
-		if !refused(err) {
-			err = errNoQuorum
-		}
-		return nil, nil, err
+	if err != nil && !refused(err) {
+		err = errNoQuorum
 	}
-	return c, a, nil
+	return c, a, err
+}
+
+// retryOpen is the pause before an endpoint is tried again.
+const retryOpen = 100 * time.Millisecond
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
 }
 
 // refused tells whether trying again is in vain.
@@ -218,9 +245,14 @@ const oldestVersion = "3.5.13"
 // ErrVersion refuses an etcd that is too old.
 var ErrVersion = errors.New("etcd is too old")
 
-func checkVersion(version string) error {
-	if semver.Compare("v"+version, "v"+oldestVersion) >= 0 {
-		return nil
+// checkVersion asks without the client's own retries, which hide why they are needed.
+func (c *conn) checkVersion(ctx context.Context) error {
+	status, err := pb.NewMaintenanceClient(c.client.ActiveConnection()).Status(ctx, &pb.StatusRequest{})
+	if err != nil {
+		return rpctypes.Error(err)
 	}
-	return fmt.Errorf("%w: %s; need %s or later, in which watch progress and leases can be relied on", ErrVersion, version, oldestVersion)
+	if semver.Compare("v"+status.Version, "v"+oldestVersion) < 0 {
+		return fmt.Errorf("%w: %s; need %s or later, in which watch progress and leases can be relied on", ErrVersion, status.Version, oldestVersion)
+	}
+	return nil
 }

@@ -89,12 +89,8 @@ func serverConfig(o ServerOptions) (*embed.Config, error) {
 	if err := o.setState(cfg, len(members)); err != nil {
 		return nil, err
 	}
-	secrets := transport.TLSInfo{CertFile: o.Cert, KeyFile: o.Key, TrustedCAFile: o.CACert, ClientCertAuth: true}
-	if client.Scheme == "https" {
-		cfg.ClientTLSInfo = secrets
-	}
-	if peer.Scheme == "https" {
-		cfg.PeerTLSInfo = secrets
+	if err := o.setTLS(cfg, client.Scheme == "https", peer.Scheme == "https"); err != nil {
+		return nil, err
 	}
 	cfg.TickMs, cfg.ElectionMs = tickMS, electionMS
 	if len(members) < 2 {
@@ -106,6 +102,24 @@ func serverConfig(o ServerOptions) (*embed.Config, error) {
 	cfg.EnableGRPCGateway = false
 	cfg.LogLevel = "error"
 	return cfg, nil
+}
+
+// setTLS reads the files once, since etcd itself would start without them and fail on
+// the first connection.
+func (o *ServerOptions) setTLS(cfg *embed.Config, client, peer bool) error {
+	secrets := transport.TLSInfo{CertFile: o.Cert, KeyFile: o.Key, TrustedCAFile: o.CACert, ClientCertAuth: true}
+	if client || peer {
+		if _, err := secrets.ServerConfig(); err != nil {
+			return fmt.Errorf("--etcd-cacert %s, --etcd-cert %s, --etcd-key %s: %w", o.CACert, o.Cert, o.Key, err)
+		}
+	}
+	if client {
+		cfg.ClientTLSInfo = secrets
+	}
+	if peer {
+		cfg.PeerTLSInfo = secrets
+	}
+	return nil
 }
 
 func (o *ServerOptions) setState(cfg *embed.Config, members int) error {

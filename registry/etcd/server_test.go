@@ -1,0 +1,324 @@
+package etcd
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"log/slog"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// Every wrong combination of options is one line that names the flag and says what to do.
+func TestServerRefuses(t *testing.T) {
+	good := freePorts(t, t.TempDir())
+	_, port, err := net.SplitHostPort(strings.TrimPrefix(good.ListenPeer, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	peer := good.ListenPeer
+	for name, c := range map[string]struct {
+		set  func(o *ServerOptions)
+		says []string
+	}{
+		"no URL":                  {func(o *ServerOptions) { o.ListenClient = "" }, []string{"--etcd-listen-client", "want a URL"}},
+		"no scheme":               {func(o *ServerOptions) { o.ListenClient = "127.0.0.1:2379" }, []string{"--etcd-listen-client", "want a URL"}},
+		"no port":                 {func(o *ServerOptions) { o.ListenClient = "http://127.0.0.1" }, []string{"--etcd-listen-client", "want a URL"}},
+		"a path":                  {func(o *ServerOptions) { o.ListenClient = "http://127.0.0.1:2379/x" }, []string{"--etcd-listen-client", "want a URL"}},
+		"a name to listen on":     {func(o *ServerOptions) { o.ListenClient = "http://node-a:2379" }, []string{"--etcd-listen-client", "http://0.0.0.0:2379", "--etcd-advertise-client"}},
+		"open, wildcard":          {func(o *ServerOptions) { o.ListenClient = "http://0.0.0.0:2379" }, []string{"--etcd-listen-client", "https", "--insecure"}},
+		"open, address":           {func(o *ServerOptions) { o.ListenClient = "http://10.0.0.1:2379" }, []string{"--etcd-listen-client", "--insecure"}},
+		"open, peer":              {func(o *ServerOptions) { o.ListenPeer = "http://[::]:2379" }, []string{"--etcd-listen-peer", "--insecure"}},
+		"https without files":     {func(o *ServerOptions) { o.ListenClient = "https://127.0.0.1:2379" }, []string{"--etcd-listen-client", "https needs", "missing"}},
+		"https without authority": {func(o *ServerOptions) { o.ListenPeer, o.Cert, o.Key = "https://127.0.0.1:2380", "c", "k" }, []string{"--etcd-listen-peer", "--etcd-cacert is missing"}},
+		"files without https":     {func(o *ServerOptions) { o.Cert, o.Key = "c", "k" }, []string{"--etcd-cert", "have no effect"}},
+		"not in the cluster":      {func(o *ServerOptions) { o.InitialCluster = "other=http://127.0.0.1:1" }, []string{"no entry for this member, test", "--etcd-name"}},
+		"entry without name":      {func(o *ServerOptions) { o.InitialCluster = "http://127.0.0.1:1" }, []string{"--etcd-initial-cluster", "want NAME=URL"}},
+		"entry without port":      {func(o *ServerOptions) { o.InitialCluster = "test=http://a" }, []string{"--etcd-initial-cluster", "entry test", "want a URL"}},
+		"name twice":              {func(o *ServerOptions) { o.InitialCluster = "test=http://a:1,test=http://b:1" }, []string{"--etcd-initial-cluster", "twice"}},
+		"address twice":           {func(o *ServerOptions) { o.InitialCluster = "test=http://a:1,b=http://a:1" }, []string{"--etcd-initial-cluster", "twice"}},
+		"wildcard entry":          {func(o *ServerOptions) { o.InitialCluster = "test=http://0.0.0.0:" + port }, []string{"--etcd-initial-cluster", "no other member can connect"}},
+		"entry of other scheme":   {func(o *ServerOptions) { o.InitialCluster = "test=https://127.0.0.1:" + port }, []string{"--etcd-initial-cluster", "--etcd-listen-peer", "both"}},
+		"unknown state":           {func(o *ServerOptions) { o.InitialClusterState = "old" }, []string{"--etcd-initial-cluster-state", "new or existing"}},
+		"existing but alone":      {func(o *ServerOptions) { o.InitialClusterState = "existing" }, []string{"--etcd-initial-cluster-state", "--etcd-initial-cluster"}},
+		"advertised wildcard":     {func(o *ServerOptions) { o.AdvertiseClient = "http://0.0.0.0:1" }, []string{"--etcd-advertise-client", "no client can connect"}},
+		"advertised scheme":       {func(o *ServerOptions) { o.AdvertiseClient = "https://a:1" }, []string{"--etcd-advertise-client", "--etcd-listen-client", "both"}},
+		"advertised no URL":       {func(o *ServerOptions) { o.AdvertiseClient = "a:1" }, []string{"--etcd-advertise-client", "want a URL"}},
+		"address in use":          {func(o *ServerOptions) { o.ListenClient = open(t).Client().Endpoints()[0] }, []string{"in use", "--etcd-listen-client", "--etcd-external"}},
+		"files that are not there": {func(o *ServerOptions) {
+			o.ListenClient, o.CACert, o.Cert, o.Key = strings.Replace(o.ListenClient, "http", "https", 1), "/none/ca", "/none/c", "/none/k"
+		}, []string{"/none/c"}},
+	} {
+		o := good
+		o.ListenPeer = peer
+		c.set(&o)
+		server, err := StartServer(t.Context(), o)
+		if err == nil {
+			server.Close()
+			t.Errorf("%s: started", name)
+			continue
+		}
+		t.Logf("%s: %v", name, err)
+		for _, text := range c.says {
+			if !strings.Contains(err.Error(), text) {
+				t.Errorf("%s: the error does not say %q: %v", name, text, err)
+			}
+		}
+		if strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: more than a line: %v", name, err)
+		}
+	}
+}
+
+// What a member tells others about where it is.
+func TestServerAdvertises(t *testing.T) {
+	for name, c := range map[string]struct{ listen, advertise, cluster, client, endpoint string }{
+		"alone":             {"http://127.0.0.1:1", "", "", "http://127.0.0.1:1", "http://127.0.0.1:1"},
+		"alone, wildcard":   {"http://0.0.0.0:1", "", "", "http://127.0.0.1:1", "http://127.0.0.1:1"},
+		"cluster, wildcard": {"http://0.0.0.0:1", "", "test=http://node-a:2,b=http://node-b:2", "http://node-a:1", "http://127.0.0.1:1"},
+		"cluster, told":     {"http://[::]:1", "http://x:9", "test=http://node-a:2,b=http://node-b:2", "http://x:9", "http://[::1]:1"},
+		"TLS":               {"https://0.0.0.0:1", "", "test=http://node-a:2", "https://node-a:1", "https://node-a:1"},
+	} {
+		o := ServerOptions{Name: "test", ListenClient: c.listen, ListenPeer: "http://0.0.0.0:2", AdvertiseClient: c.advertise,
+			InitialCluster: c.cluster, Insecure: true}
+		if strings.HasPrefix(c.listen, "https:") {
+			o.CACert, o.Cert, o.Key = certificates(t)
+		}
+		cfg, err := serverConfig(o)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if got := cfg.AdvertiseClientUrls[0].String(); got != c.client {
+			t.Errorf("%s: tells clients %s, want %s", name, got, c.client)
+		}
+		if got := ownEndpoint(cfg); got != c.endpoint {
+			t.Errorf("%s: goes to itself at %s, want %s", name, got, c.endpoint)
+		}
+	}
+}
+
+// lockedBuffer is a log that can be read while it is written.
+type lockedBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+// A member whose quorum is not there waits, says so, and stops when told to.
+func TestServerWaitsForItsQuorum(t *testing.T) {
+	t.Parallel()
+	o := freePorts(t, t.TempDir())
+	o.InitialCluster = "test=" + o.ListenPeer + ",b=" + deadEndpoint(t) + ",c=" + deadEndpoint(t)
+	var log lockedBuffer
+	o.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	failed := make(chan error, 1)
+	go func() {
+		_, err := StartServer(ctx, o)
+		failed <- err
+	}()
+	for deadline := time.Now().Add(15 * time.Second); !strings.Contains(log.String(), "waiting for most members"); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("says nothing: %s", log.String())
+		}
+	}
+	cancel()
+	select {
+	case err := <-failed:
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("error %v", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("does not stop")
+	}
+}
+
+// Data and flags that do not fit each other are refused, where etcd itself would
+// ignore the flags.
+func TestServerRefusesOtherData(t *testing.T) {
+	o := freePorts(t, t.TempDir())
+	start := func(o ServerOptions) error {
+		server, err := StartServer(t.Context(), o)
+		if err == nil {
+			server.Close()
+		}
+		return err
+	}
+	if err := start(o); err != nil {
+		t.Fatal(err)
+	}
+	refuses := func(what string, o ServerOptions, says ...string) {
+		t.Helper()
+		err := start(o)
+		for _, text := range says {
+			if err == nil || !strings.Contains(err.Error(), text) {
+				t.Errorf("%s: want %q, got: %v", what, text, err)
+			}
+		}
+		t.Logf("%s: %v", what, err)
+	}
+	other := o
+	other.Name = "other"
+	refuses("another name", other, o.Dir, "belong to member test", "--etcd-name test")
+	grown := o
+	grown.InitialCluster = "test=" + o.ListenPeer + ",b=http://127.0.0.1:1"
+	refuses("one of several", grown, "cluster of one member", "member add")
+
+	record := memberRecord{Version: 1, Etcd: "3.99.0", Name: "test"}
+	write := func() {
+		data, err := json.Marshal(record)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(memberFile(o.Dir), data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write()
+	refuses("newer etcd", o, "3.99.0", "use a newer one")
+	record = memberRecord{Version: 2, Etcd: "3.7.0", Name: "test"}
+	write()
+	refuses("newer layout", o, "version 2", "use a newer one")
+	if err := os.Remove(memberFile(o.Dir)); err != nil {
+		t.Fatal(err)
+	}
+	wals, err := filepath.Glob(filepath.Join(o.Dir, "member", "wal", "*.wal"))
+	if err != nil || len(wals) == 0 {
+		t.Fatal(wals, err)
+	}
+	data, err := os.ReadFile(wals[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	copy(data[64:], "damage damage damage damage")
+	if err := os.WriteFile(wals[0], data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	refuses("damaged write-ahead log", o, o.Dir, "start embedded etcd")
+}
+
+// certificates makes an authority and one certificate signed by it, for every use and
+// for this machine, in files.
+func certificates(t *testing.T) (ca, cert, key string) {
+	t.Helper()
+	dir := t.TempDir()
+	write := func(name, kind string, der []byte) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	create := func(template, parent *x509.Certificate, public *ecdsa.PublicKey, signer *ecdsa.PrivateKey) []byte {
+		template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
+		der, err := x509.CreateCertificate(rand.Reader, template, parent, public, signer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return der
+	}
+	newKey := func() *ecdsa.PrivateKey {
+		k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return k
+	}
+	caKey, ownKey := newKey(), newKey()
+	authority := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "authority"}, IsCA: true,
+		BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
+	ca = write("ca.pem", "CERTIFICATE", create(authority, authority, &caKey.PublicKey, caKey))
+	own := &x509.Certificate{SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "muster"}, KeyUsage: x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
+	cert = write("cert.pem", "CERTIFICATE", create(own, authority, &ownKey.PublicKey, caKey))
+	der, err := x509.MarshalECPrivateKey(ownKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ca, cert, write("key.pem", "EC PRIVATE KEY", der)
+}
+
+// With https clients must show a certificate that the authority has signed, and find
+// the server's own signed by it.
+func TestServerTLS(t *testing.T) {
+	t.Parallel()
+	o := freePorts(t, t.TempDir())
+	o.ListenClient, o.ListenPeer = strings.Replace(o.ListenClient, "http:", "https:", 1), strings.Replace(o.ListenPeer, "http:", "https:", 1)
+	o.CACert, o.Cert, o.Key = certificates(t)
+	server, err := StartServer(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	endpoints := []string{server.Endpoint}
+	st, err := Open(t.Context(), Options{Endpoints: endpoints, CACert: o.CACert, Cert: o.Cert, Key: o.Key})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	put(t, st, "/tls", "1")
+	otherCA, otherCert, otherKey := certificates(t)
+	for name, c := range map[string]struct {
+		bad  Options
+		says string
+	}{
+		"no certificate":            {Options{Endpoints: endpoints, CACert: o.CACert}, "certificate"},
+		"certificate of others":     {Options{Endpoints: endpoints, CACert: o.CACert, Cert: otherCert, Key: otherKey}, "certificate"},
+		"server's not to be proved": {Options{Endpoints: endpoints, CACert: otherCA, Cert: o.Cert, Key: o.Key}, "certificate signed by unknown authority"},
+		"without TLS":               {Options{Endpoints: []string{strings.Replace(server.Endpoint, "https:", "http:", 1)}}, "error reading"},
+	} {
+		c.bad.DialTimeout = 2 * time.Second
+		st, err := Open(t.Context(), c.bad)
+		if err == nil {
+			st.Close()
+			t.Errorf("%s: opened", name)
+		} else if !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: the error does not say %q: %v", name, c.says, err)
+		}
+		t.Logf("%s: %v", name, err)
+	}
+}
+
+// History is kept to some length, and compactions are worth their while.
+func TestCompactTo(t *testing.T) {
+	for _, c := range []struct{ first, newest, want int64 }{
+		{0, 1, 0},
+		{1, keepRevisions, 0},
+		{1, keepRevisions + compactStep, 0},
+		{1, keepRevisions + compactStep + 1, compactStep + 1},
+		{1, 10 * keepRevisions, 9 * keepRevisions},
+		{9 * keepRevisions, 10 * keepRevisions, 0},
+		{9 * keepRevisions, 10*keepRevisions + compactStep, 9*keepRevisions + compactStep},
+		{10 * keepRevisions, 10 * keepRevisions, 0}, // compacted by hand, to the newest
+	} {
+		if got := compactTo(c.first, c.newest); got != c.want {
+			t.Errorf("kept from %d, newest %d: %d, want %d", c.first, c.newest, got, c.want)
+		}
+	}
+}
