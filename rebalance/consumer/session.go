@@ -93,6 +93,10 @@ func (d *driver) register(s *registry.Session) {
 		if d.ctx.Err() != nil {
 			return
 		}
+		if errors.Is(err, registry.ErrPermission) {
+			d.post(func() { d.leave(err) }) // trying again is in vain
+			return
+		}
 		var held *registry.HeldError
 		if errors.As(err, &held) {
 			err = fmt.Errorf("another process has this consumer id: %w", err)

@@ -22,16 +22,17 @@ type conn struct {
 	endpoint string
 	client   *clientv3.Client
 	leases   pb.LeaseClient
-	ctx      context.Context // ends when the Store turns away
+	ctx      context.Context // for streams: ends when the Store turns away
 	leave    context.CancelFunc
-	term     context.Context // ends with ctx, and some time after its member has a new leader
+	term     context.Context // for calls: ends soon after that, and after its member has a new leader
 	endTerm  context.CancelFunc
 }
 
-func (c *conn) newTerm() { c.term, c.endTerm = context.WithCancel(c.ctx) }
+func (c *conn) newTerm() { c.term, c.endTerm = context.WithCancel(context.Background()) }
 
 func (c *conn) close() {
 	c.leave()
+	c.endTerm()
 	c.client.Close()
 }
 
@@ -53,6 +54,9 @@ const (
 	// electedLimit is how long the calls of before an election may take after it. What
 	// a member has sent to a leader that is lost is not answered otherwise.
 	electedLimit = 300 * time.Millisecond
+	// renewedLimit is how long calls may take on a connection that was replaced though
+	// its member answers.
+	renewedLimit = 5 * time.Second
 )
 
 // conns holds the connection in use, and drives failover. Its goroutine alone opens
@@ -171,7 +175,7 @@ func (m *conns) run(f *failover) {
 			switch {
 			case e.fresh != nil:
 				if e.former == m.current {
-					m.turnTo(e.conn)
+					m.turnTo(e.conn, renewedLimit)
 				} else {
 					m.work.Go(e.conn.close)
 				}
@@ -194,7 +198,7 @@ func (m *conns) run(f *failover) {
 		if c := spare[act.use]; c != nil {
 			delete(spare, act.use)
 			m.log.Info("turned to another etcd member", "from", m.current.endpoint, "to", c.endpoint, "reason", m.doubt())
-			m.turnTo(c)
+			m.turnTo(c, 0)
 		}
 		if act.elected {
 			m.elected()
@@ -232,14 +236,19 @@ func (m *conns) show(f *failover) {
 	m.settled = nil
 }
 
-// turnTo makes c the connection in use, and ends what runs on the former.
-func (m *conns) turnTo(c *conn) {
+// turnTo makes c the connection in use, and ends what runs on the former: streams at
+// once, calls after linger.
+func (m *conns) turnTo(c *conn, linger time.Duration) {
 	m.mu.Lock()
 	former := m.current
 	m.current = c
 	m.mu.Unlock()
 	m.watch(c)
-	m.work.Go(former.close)
+	former.leave()
+	m.work.Go(func() {
+		sleep(m.ctx, linger)
+		former.close()
+	})
 }
 
 // ask puts the question to a member, on a new connection if c is nil.

@@ -1,0 +1,202 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/muster-io/muster/registry/etcd"
+)
+
+// guarded is an etcd that wants users: alice may read and write under /kc/prod/, bob
+// may read there, and neither may do anything elsewhere.
+type guarded struct {
+	t        *testing.T
+	endpoint string
+	dir      string
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	return ln.Addr().String()
+}
+
+func newGuarded(t *testing.T) *guarded {
+	t.Helper()
+	g := &guarded{t: t, dir: t.TempDir()}
+	server, err := etcd.StartServer(t.Context(), etcd.ServerOptions{Name: "guarded", Dir: filepath.Join(g.dir, "etcd"),
+		ListenClient: "http://" + freeAddress(t), ListenPeer: "http://" + freeAddress(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Close)
+	g.endpoint = server.Endpoint
+	st, err := etcd.Open(t.Context(), etcd.Options{Endpoints: []string{g.endpoint}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	c := st.Client()
+	must := func(_ any, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx := t.Context()
+	must(c.UserAdd(ctx, "root", "root"))
+	must(c.UserGrantRole(ctx, "root", "root"))
+	for user, kind := range map[string]clientv3.PermissionType{"alice": clientv3.PermissionType(clientv3.PermReadWrite), "bob": clientv3.PermissionType(clientv3.PermRead)} {
+		must(c.RoleAdd(ctx, user))
+		must(c.RoleGrantPermission(ctx, user, "/kc/prod/", "/kc/prod0", kind))
+		must(c.UserAdd(ctx, user, user+"'s"))
+		must(c.UserGrantRole(ctx, user, user))
+		write(t, filepath.Join(g.dir, user), user+"'s\n")
+	}
+	must(c.AuthEnable(ctx))
+	return g
+}
+
+// as adds a user to a command line.
+func (g *guarded) as(user string, args ...string) []string {
+	flag := "--etcd-endpoints"
+	if args[0] == "server" {
+		flag = "--etcd-external"
+	}
+	return append(args, flag, g.endpoint, "--etcd-user", user, "--etcd-password-file", filepath.Join(g.dir, user), "--registry-root", "/kc/prod")
+}
+
+// output is what a command that goes on has printed so far.
+type output struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.String()
+}
+
+// start runs a command until the test ends and waits until it has printed something.
+func (g *guarded) start(prints string, args ...string) {
+	g.t.Helper()
+	var out, errOut output
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan int, 1)
+	go func() { ended <- run(ctx, append([]string{"muster"}, args...), strings.NewReader(""), &out, &errOut) }()
+	g.t.Cleanup(func() {
+		cancel()
+		if status := <-ended; status != 0 {
+			g.t.Errorf("%s: status %d: %s", args[0], status, errOut.String())
+		}
+	})
+	for deadline := time.Now().Add(20 * time.Second); !strings.Contains(out.String(), prints); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			g.t.Fatalf("%s has not printed %q: %s%s", args[0], prints, out.String(), errOut.String())
+		}
+	}
+}
+
+// field case 59: with a role for one prefix only everything works under that root;
+// without the right to write what reads works, and what writes fails at once, saying
+// what and why.
+func TestLeastPrivilege(t *testing.T) {
+	g := newGuarded(t)
+	g.start("ready", append(g.as("alice", "server"), "--data-dir", filepath.Join(g.dir, "data"), "--listen", "127.0.0.1:0")...)
+	does := func(user string, args ...string) string {
+		t.Helper()
+		status, out, stderr := call(t, g.as(user, args...)...)
+		if status != 0 {
+			t.Errorf("%s: %v: status %d: %s", user, args, status, stderr)
+		}
+		return out
+	}
+	does("alice", "topics", "create", "orders", "--partitions", "120")
+	write(t, filepath.Join(g.dir, "record"), "hello")
+	var out bytes.Buffer
+	if status := run(t.Context(), append([]string{"muster"}, g.as("alice", "produce", "--topic", "orders")...), strings.NewReader("hello\n"), &out, &out); status != 0 {
+		t.Fatalf("produce: %s", out.String())
+	}
+	g.start("hello", g.as("alice", "consume", "--group", "g", "--topic", "orders", "--from-beginning", "--format", "%s\n")...)
+
+	for _, user := range []string{"alice", "bob"} {
+		for _, args := range [][]string{
+			{"topics", "list"}, {"topics", "describe", "orders"},
+			{"groups", "list"}, {"groups", "describe", "g"},
+			{"registry", "tree"}, {"registry", "ls"}, {"registry", "ls", "/consumers/g"}, {"registry", "get", "/brokers/ids/1"},
+		} {
+			if does(user, args...) == "" {
+				t.Errorf("%s: %v prints nothing", user, args)
+			}
+		}
+		var rows struct {
+			Partitions []struct{ Partition int }
+		}
+		text := does(user, "topics", "describe", "orders", "-o", "json")
+		if err := json.Unmarshal([]byte(text), &rows); err != nil || len(rows.Partitions) != 120 {
+			t.Errorf("%s: describe lists %d partitions of 120, error %v: %.200s", user, len(rows.Partitions), err, text)
+		}
+	}
+
+	refused := func(user, says string, args ...string) {
+		t.Helper()
+		began := time.Now()
+		status, _, stderr := call(t, g.as(user, args...)...)
+		took := time.Since(began)
+		t.Logf("%s: %s: after %s: %s", user, strings.Join(args, " "), took.Round(time.Millisecond), stderr)
+		if status != 1 || !strings.Contains(stderr, "permission denied") || !strings.Contains(stderr, says) || took > 5*time.Second {
+			t.Errorf("%s: %v: status %d after %s, want 1 and %q: %s", user, args, status, took, says, stderr)
+		}
+	}
+	refused("bob", "create topic other", "topics", "create", "other", "--partitions", "1")
+	refused("bob", "register", "consume", "--group", "g2", "--topic", "orders")
+	refused("bob", "cluster id", "server", "--data-dir", filepath.Join(g.dir, "data2"), "--listen", "127.0.0.1:0", "--broker-id", "2")
+	outside := func(args []string) []string { return append(args, "--registry-root", "/kc") }
+	status, _, stderr := call(t, outside(g.as("alice", "topics", "list"))...)
+	if status != 1 || !strings.Contains(stderr, "permission denied") {
+		t.Errorf("outside the role: status %d: %s", status, stderr)
+	}
+}
+
+// A wrong password, or none where one is wanted, is said at once.
+func TestWrongPassword(t *testing.T) {
+	g := newGuarded(t)
+	wrong := filepath.Join(g.dir, "wrong")
+	write(t, wrong, "wrong")
+	for name, c := range map[string]struct {
+		args []string
+		says string
+	}{
+		"wrong password": {[]string{"--etcd-user", "alice", "--etcd-password-file", wrong}, `user "alice" is refused`},
+		"unknown user":   {[]string{"--etcd-user", "nobody", "--etcd-password-file", wrong}, `user "nobody" is refused`},
+		"no user":        {nil, "it wants a user"},
+		"no password":    {[]string{"--etcd-user", "alice"}, "--etcd-password-file"},
+	} {
+		began := time.Now()
+		status, _, stderr := call(t, append([]string{"topics", "list", "--etcd-endpoints", g.endpoint, "--registry-root", "/kc/prod"}, c.args...)...)
+		t.Logf("%s: after %s: %s", name, time.Since(began).Round(time.Millisecond), stderr)
+		if status != 1 || !strings.Contains(stderr, c.says) || time.Since(began) > 4*time.Second {
+			t.Errorf("%s: status %d after %s, want %q: %s", name, status, time.Since(began), c.says, stderr)
+		}
+	}
+}
