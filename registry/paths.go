@@ -36,7 +36,11 @@ func (r Root) Prefix() string { return string(r) + "/" }
 // Key returns the key of a path, which begins with a slash and counts from the root.
 func (r Root) Key(path string) string { return string(r) + path }
 
-func (r Root) ClusterID() string   { return r.Key("/cluster/id") }
+func (r Root) ClusterID() string { return r.Key("/cluster/id") }
+
+// Restoring is the marker of a restore that is under way.
+func (r Root) Restoring() string { return r.Key("/restoring") }
+
 func (r Root) ProducerIDs() string { return r.Key("/producer_ids/next") }
 
 // Brokers is the prefix of the broker records; Topics that of all keys of topics.

@@ -171,8 +171,15 @@ func TestLeastPrivilege(t *testing.T) {
 	refused("bob", "create topic other", "topics", "create", "other", "--partitions", "1")
 	refused("bob", "register", "consume", "--group", "g2", "--topic", "orders")
 	refused("bob", "cluster id", "server", "--data-dir", filepath.Join(g.dir, "data2"), "--listen", "127.0.0.1:0", "--broker-id", "2")
+	backup := filepath.Join(g.dir, "backup")
+	does("bob", "registry", "backup", "--file", backup)
+	refused("bob", "restore to /kc/prod", "registry", "restore", backup)
+	status, _, stderr := call(t, g.as("alice", "registry", "restore", backup)...)
+	if status != 1 || !strings.Contains(stderr, "is not empty") {
+		t.Errorf("restore onto a live registry: status %d: %s", status, stderr)
+	}
 	outside := func(args []string) []string { return append(args, "--registry-root", "/kc") }
-	status, _, stderr := call(t, outside(g.as("alice", "topics", "list"))...)
+	status, _, stderr = call(t, outside(g.as("alice", "topics", "list"))...)
 	if status != 1 || !strings.Contains(stderr, "permission denied") {
 		t.Errorf("outside the role: status %d: %s", status, stderr)
 	}

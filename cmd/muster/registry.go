@@ -22,6 +22,8 @@ func registryCommand() *cli.Command {
 			{Name: "ls", Usage: "list what stands directly under a path", ArgsUsage: "[PATH]", Flags: clientFlags(), Action: registryLs},
 			{Name: "get", Usage: "print the value of a key", ArgsUsage: "PATH", Flags: clientFlags(), Action: registryGet},
 			doctorCommand(),
+			backupCommand(),
+			restoreCommand(),
 		},
 	}
 }

@@ -1,10 +1,12 @@
 package etcd
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"slices"
 	"strings"
@@ -466,5 +468,44 @@ func TestErrorsKeepTheirCause(t *testing.T) {
 	cancel()
 	if _, err := st.Range(ctx, registry.RangeRequest{Key: "/x"}); !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v", err)
+	}
+}
+
+// A registry restored on etcd is the one that was backed up, with values as large as
+// etcd takes them.
+func TestBackupAndRestore(t *testing.T) {
+	st := open(t)
+	from, to := registry.Root(storetest.Prefix(t)+"from"), registry.Root(storetest.Prefix(t)+"to")
+	for i := range 300 {
+		put(t, st, from.Key(fmt.Sprintf("/small/%d", i)), strings.Repeat("v", i))
+	}
+	for i := range 3 {
+		put(t, st, from.Key(fmt.Sprintf("/large/%d", i)), strings.Repeat("v", 1<<20))
+	}
+	var file bytes.Buffer
+	h, err := registry.Backup(t.Context(), st, from, &file)
+	if err != nil || h.Keys != 303 {
+		t.Fatalf("%+v, error %v", h, err)
+	}
+	if _, err := registry.Restore(t.Context(), st, to, bytes.NewReader(file.Bytes())); err != nil {
+		t.Fatal(err)
+	}
+	read := func(root registry.Root) map[string]string {
+		kvs, _, err := registry.List(t.Context(), st, root.Prefix(), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := map[string]string{}
+		for _, kv := range kvs {
+			m[strings.TrimPrefix(kv.Key, string(root))] = string(kv.Value)
+		}
+		return m
+	}
+	if !maps.Equal(read(from), read(to)) {
+		t.Error("what was restored differs")
+	}
+	put(t, st, to.Key("/more"), "")
+	if _, err := registry.Restore(t.Context(), st, to, &file); !errors.Is(err, registry.ErrNotEmpty) {
+		t.Errorf("onto what is there: %v", err)
 	}
 }
