@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -128,6 +130,42 @@ func TestProbes(t *testing.T) {
 	}
 	if got := startError(t, withHTTP(t, func(c *broker.Config) { c.HTTP = "nowhere:port" })); !strings.Contains(got, "--http") {
 		t.Error(got)
+	}
+}
+
+// lockedBuffer is a log that can be read while it is written.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// The log says that the page is open to the network, and where the start went.
+func TestStartIsLogged(t *testing.T) {
+	var log lockedBuffer
+	d := start(t, withHTTP(t, func(c *broker.Config) {
+		c.HTTP, c.Logger = "0.0.0.0:0", slog.New(slog.NewTextHandler(&log, nil))
+	}))
+	for _, want := range []string{"to the network", "msg=ready", " took=", " etcd=", " topics="} {
+		if !strings.Contains(log.String(), want) {
+			t.Errorf("the log does not say %q: %s", want, log.String())
+		}
+	}
+	_, port, err := net.SplitHostPort(d.HTTPAddress())
+	must(t, err)
+	if s, ok := sample(t, "127.0.0.1:"+port, `muster_start_seconds{step="etcd"}`); s <= 0 || !ok {
+		t.Errorf("the start of etcd took %v s", s)
 	}
 }
 
