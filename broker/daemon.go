@@ -223,7 +223,7 @@ func (d *Daemon) identify(ctx context.Context) error {
 // loadTopics opens the partitions of this daemon and follows the registry from then on.
 func (d *Daemon) loadTopics(ctx context.Context) error {
 	view, err := registry.OpenView(ctx, d.store, viewPrefixes(d.cfg.Root),
-		registry.ViewOptions{Stall: d.cfg.SessionTimeout / 2, Logger: d.log}, d.topics.enqueue)
+		registry.ViewOptions{Stall: d.cfg.SessionTimeout / 2, Listener: d.metrics.viewEvent, Logger: d.log}, d.topics.enqueue)
 	if err != nil {
 		return err
 	}

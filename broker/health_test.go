@@ -120,8 +120,14 @@ func TestReadinessAsksWhenTheRegistryWasHeardOf(t *testing.T) {
 				t.Errorf("in silence these are not healthy: %s", got)
 			}
 		}
+		if n := counted(t, d.metrics.viewTroubles); n != 1 {
+			t.Errorf("%v troubles counted", n)
+		}
 		st.silent.Store(false)
 		time.Sleep(registry.DefaultTTL)
+		if n := counted(t, d.metrics.viewRelists.WithLabelValues(relistWatch)); n != 1 {
+			t.Errorf("%v times listed again", n)
+		}
 		if got := failing(d.Ready()); got != "" {
 			t.Errorf("after the silence these fail: %s", got)
 		}

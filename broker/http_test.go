@@ -382,6 +382,19 @@ func TestRequestsAreCounted(t *testing.T) {
 	if bytes < 3000 || bytes != size || received <= bytes {
 		t.Errorf("%v bytes received, %v appended, %v in the log", received, bytes, size)
 	}
+	if !regexp.MustCompile(`muster_wire_requests_total\{api="Metadata",result="error",version="\d+"\} [1-9]`).MatchString(page) {
+		t.Error("that answer is not counted as an error")
+	}
+	k.Close()
+	eventually(t, func() string {
+		if n, ok := sample(t, at, "muster_wire_connections"); n != 0 || !ok {
+			return fmt.Sprintf("%v connections after all have been closed", n)
+		}
+		return ""
+	})
+	if n, _ := sample(t, at, "muster_wire_connections_accepted_total"); n < 2 {
+		t.Errorf("%v connections accepted", n)
+	}
 	if n, ok := sample(t, at, `muster_wire_errors_total{api="Metadata",error="LEADER_NOT_AVAILABLE"}`); !ok || n == 0 {
 		t.Error("the answer that a new topic has no leader yet is not counted")
 	}

@@ -89,7 +89,8 @@ func (m *membership) join(ctx context.Context, former registry.LeaseID) error {
 			}
 		}
 	}
-	s, err := registry.OpenSession(ctx, m.d.store, registry.SessionOptions{TTL: m.d.cfg.SessionTimeout, Logger: m.d.log})
+	s, err := registry.OpenSession(ctx, m.d.store, registry.SessionOptions{TTL: m.d.cfg.SessionTimeout,
+		Listener: m.d.metrics.sessionEvent, Logger: m.d.log})
 	if err != nil {
 		return err
 	}
@@ -161,7 +162,6 @@ func (m *membership) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-s.Done():
-			m.d.metrics.sessionLost(s.Err())
 			if !m.rejoin(ctx, s) {
 				return
 			}

@@ -27,6 +27,9 @@ type metrics struct {
 
 	registrations *prometheus.CounterVec // by outcome
 	sessionsLost  *prometheus.CounterVec // by reason
+	sessionStalls prometheus.Counter
+	viewTroubles  prometheus.Counter
+	viewRelists   *prometheus.CounterVec // by reason
 	producerIDs   prometheus.Counter
 	startSeconds  *prometheus.GaugeVec // by step
 
@@ -38,7 +41,8 @@ type metrics struct {
 	syncTimes                      prometheus.Observer
 }
 
-// Labels of muster_registrations_total and muster_sessions_lost_total.
+// Labels of muster_registrations_total, muster_sessions_lost_total and
+// muster_view_relists_total.
 const (
 	outcomeRegistered = "registered"
 	outcomeHeld       = "held"
@@ -47,6 +51,9 @@ const (
 	lostDeadline  = "deadline"
 	lostLease     = "lease_gone"
 	lostAbandoned = "abandoned"
+
+	relistWatch     = "watch_ended"
+	relistCompacted = "compacted"
 )
 
 // Buckets in seconds: from what a fast disk or etcd takes to what a client gives up at.
@@ -64,6 +71,11 @@ func newMetrics(d *Daemon) *metrics {
 		registrations: counters(r, "registrations_total",
 			"Attempts of the daemon to register itself, by outcome.", "outcome"),
 		sessionsLost: counters(r, "sessions_lost_total", "Sessions of the daemon that were lost, by reason.", "reason"),
+		sessionStalls: counter(r, "session_stalls_total",
+			"Times that half of the session's time to live passed without a renewal."),
+		viewTroubles: counter(r, "view_troubles_total", "Times that nothing was heard of the registry for half of a session timeout."),
+		viewRelists: counters(r, "view_relists_total",
+			"Times that brokers and topics were listed again since a watch could not go on, by reason.", "reason"),
 		producerIDs:  counter(r, "producer_id_blocks_total", "Blocks of producer ids taken from the registry."),
 		startSeconds: gauges(r, "start_seconds", "Time that each step of the daemon's start took.", "step"),
 		appendedBytes: counter(r, "log_appended_bytes_total",
@@ -75,6 +87,9 @@ func newMetrics(d *Daemon) *metrics {
 	}
 	for _, o := range []string{outcomeRegistered, outcomeHeld, outcomeFailed} {
 		m.registrations.WithLabelValues(o)
+	}
+	for _, reason := range []string{relistWatch, relistCompacted} {
+		m.viewRelists.WithLabelValues(reason)
 	}
 	for _, reason := range []string{lostDeadline, lostLease, lostAbandoned} {
 		m.sessionsLost.WithLabelValues(reason)
@@ -214,16 +229,34 @@ func (m *metrics) registration(err error) {
 	m.registrations.WithLabelValues(outcome).Inc()
 }
 
-// sessionLost counts the loss of a session for a reason that the session gave.
-func (m *metrics) sessionLost(err error) {
-	reason := lostAbandoned
-	switch {
-	case errors.Is(err, registry.ErrSessionExpired):
-		reason = lostDeadline
-	case errors.Is(err, registry.ErrLeaseGone):
-		reason = lostLease
+// sessionEvent is told of the life of each session.
+func (m *metrics) sessionEvent(e registry.SessionEvent) {
+	switch e.Kind {
+	case registry.SessionStalled:
+		m.sessionStalls.Inc()
+	case registry.SessionLost:
+		reason := lostAbandoned
+		if errors.Is(e.Err, registry.ErrSessionExpired) {
+			reason = lostDeadline
+		} else if errors.Is(e.Err, registry.ErrLeaseGone) {
+			reason = lostLease
+		}
+		m.sessionsLost.WithLabelValues(reason).Inc()
 	}
-	m.sessionsLost.WithLabelValues(reason).Inc()
+}
+
+// viewEvent is told when the View has trouble with the store.
+func (m *metrics) viewEvent(e registry.ViewEvent) {
+	switch e.Kind {
+	case registry.ViewTrouble:
+		m.viewTroubles.Inc()
+	case registry.ViewRelisted:
+		reason := relistWatch
+		if errors.Is(e.Err, registry.ErrCompacted) {
+			reason = relistCompacted
+		}
+		m.viewRelists.WithLabelValues(reason).Inc()
+	}
 }
 
 // listen adds to what a partition's log tells what is counted of it.

@@ -132,8 +132,11 @@ func TestSupervision(t *testing.T) {
 	alive()
 	etcd.daemon.thaw()
 	state("ready again", 20*time.Second, http.StatusOK, "STATUS=serving")
-	if _, body := get("/metrics"); !strings.Contains(body, "muster_sessions_lost_total{reason=\"deadline\"} 1\n") {
-		t.Error("the loss of the session was not counted")
+	_, body := get("/metrics")
+	for _, want := range []string{"muster_sessions_lost_total{reason=\"deadline\"} 1\n", "muster_session_stalls_total 1\n", "muster_view_troubles_total 1\n"} {
+		if !strings.Contains(body, "\n"+want) {
+			t.Errorf("/metrics does not say %q", want)
+		}
 	}
 
 	p.signal(syscall.SIGTERM)
