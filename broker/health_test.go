@@ -79,6 +79,62 @@ func TestHealthIsThatTheLoopsTurn(t *testing.T) {
 	})
 }
 
+// A record that somebody deletes is put back; one that somebody else has put in its
+// place is left alone, and the daemon is not ready; a lease that is revoked is noticed
+// before the next renewal would tell.
+func TestTheRecordIsKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := memory.New()
+		d := twinDaemon(t, st)
+		key := d.cfg.Root.Broker(d.cfg.ID)
+		do := func(ops ...registry.Op) {
+			t.Helper()
+			if _, err := st.Txn(t.Context(), registry.Txn{Then: ops}); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+			if got := failing(d.Ready()); got != "registration," {
+				t.Errorf("at once these fail: %s", got)
+			}
+		}
+		back := func(lease registry.LeaseID) registry.LeaseID {
+			t.Helper()
+			time.Sleep(beatEvery + 10*time.Millisecond)
+			kv, _, err := registry.GetKey(t.Context(), st, key)
+			if err != nil || kv == nil || lease != 0 && kv.Lease != lease {
+				t.Fatalf("the record is %+v (%v), want it under lease %x", kv, err, lease)
+			}
+			if got := failing(d.Ready()); got != "" {
+				t.Errorf("with the record back these fail: %s", got)
+			}
+			return kv.Lease
+		}
+		lease := d.members.lease()
+		time.Sleep(time.Minute)
+		do(registry.Delete(key))
+		back(lease)
+		const other = `{"version":1,"host":"other","port":9092,"jmx_port":-1,"timestamp":"1"}`
+		do(registry.Put(key, []byte(other), 0))
+		time.Sleep(10 * time.Second)
+		if kv, _, err := registry.GetKey(t.Context(), st, key); err != nil || string(kv.Value) != other {
+			t.Errorf("the record is %+v (%v)", kv, err)
+		}
+		if n := counted(t, d.metrics.registrations.WithLabelValues(outcomeHeld)); n < 9 || n > 11 {
+			t.Errorf("%v attempts counted in ten seconds", n)
+		}
+		do(registry.Delete(key))
+		back(lease)
+		time.Sleep(registry.DefaultTTL/3 - beatEvery)
+		if err := st.Revoke(t.Context(), lease); err != nil {
+			t.Fatal(err)
+		}
+		if fresh := back(0); fresh == lease {
+			t.Error("the record is back under the lease that was revoked")
+		}
+		closeTwin(t, d)
+	})
+}
+
 // mumbling is a store that renews leases as ever, and may tell nothing else.
 type mumbling struct {
 	registry.Store

@@ -25,7 +25,8 @@ type membership struct {
 	dirty   map[string]bool   // topics whose counts do not stand so under the session
 	kick    chan struct{}     // counts have changed
 
-	pulse pulse // of run
+	pulse      pulse     // of run
+	complained time.Time // by run, that the record cannot be put back
 }
 
 // count is how many partitions of a topic are here, and which topic that is: the
@@ -166,6 +167,7 @@ func (m *membership) run(ctx context.Context) {
 				return
 			}
 		case <-beat.C:
+			m.keepRecord(ctx, s)
 			continue
 		case <-m.kick:
 		case <-retry.C:
@@ -174,6 +176,28 @@ func (m *membership) run(ctx context.Context) {
 			m.d.log.Warn("cannot write the counts of partitions, trying again", "error", err)
 			retry.Reset(maxJoinPause)
 		}
+	}
+}
+
+// keepRecord looks whether the registry shows the daemon's record under its session,
+// as alive alone would be of no use to anybody. Where it does not, the lease may be
+// gone, which the session is made to find out now; or somebody has deleted the
+// record alone, and it is put back.
+func (m *membership) keepRecord(ctx context.Context, s *registry.Session) {
+	if m.d.topics.registered() == s.Lease() || !s.Alive() {
+		return
+	}
+	s.Check()
+	limited, cancel := context.WithTimeout(ctx, registryCallLimit)
+	defer cancel()
+	err := m.register(limited, s, m.d.cfg.Root.Broker(m.d.cfg.ID))
+	if err == nil || errors.Is(err, registry.ErrLeaseNotFound) || ctx.Err() != nil {
+		return // where the record stands it was left alone
+	}
+	m.d.metrics.registration(err)
+	if time.Since(m.complained) > silencePause {
+		m.complained = time.Now()
+		m.d.log.Warn("the registry does not show this broker, and its record cannot be put back, trying again", "error", err)
 	}
 }
 
