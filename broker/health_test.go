@@ -30,6 +30,11 @@ func twinDaemon(t *testing.T, st registry.Store) *Daemon {
 	if err == nil {
 		err = d.loadTopics(t.Context())
 	}
+	t.Cleanup(func() {
+		if err := errors.Join(d.Close(), d.members.leave(), d.dir.close()); err != nil {
+			t.Error(err)
+		}
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,13 +42,6 @@ func twinDaemon(t *testing.T, st registry.Store) *Daemon {
 	d.serving.Store(true)
 	d.phase.enter(stepServing)
 	return d
-}
-
-func closeTwin(t *testing.T, d *Daemon) {
-	t.Helper()
-	if err := errors.Join(d.Close(), d.members.leave(), d.dir.close()); err != nil {
-		t.Error(err)
-	}
 }
 
 // failing is the names of the checks that do not hold.
@@ -75,7 +73,6 @@ func TestHealthIsThatTheLoopsTurn(t *testing.T) {
 		if got := failing(d.Healthy()); got != "loop membership,loop topics," {
 			t.Errorf("with both loops dead these fail: %s", got)
 		}
-		closeTwin(t, d)
 	})
 }
 
@@ -131,7 +128,6 @@ func TestTheRecordIsKept(t *testing.T) {
 		if fresh := back(0); fresh == lease {
 			t.Error("the record is back under the lease that was revoked")
 		}
-		closeTwin(t, d)
 	})
 }
 
@@ -187,7 +183,6 @@ func TestReadinessAsksWhenTheRegistryWasHeardOf(t *testing.T) {
 		if got := failing(d.Ready()); got != "" {
 			t.Errorf("after the silence these fail: %s", got)
 		}
-		closeTwin(t, d)
 	})
 }
 
