@@ -170,12 +170,12 @@ func (c *checker) restOf(name string, t *topicKeys) {
 
 // aroundTopic is what changes while a topic is created or deleted.
 func (c *checker) aroundTopic(name string) []span {
-	return []span{{c.root.Topic(name), false}, {deletionKey(c.root, name), false}}
+	return []span{{c.root.Topic(name), false}, {c.root.DeletedTopic(name), false}}
 }
 
 // noTopic holds if there is no such topic, nor a deletion that would see to the rest.
 func (c *checker) noTopic(name string) []registry.Cond {
-	return []registry.Cond{registry.Absent(c.root.Topic(name)), registry.Absent(deletionKey(c.root, name))}
+	return []registry.Cond{registry.Absent(c.root.Topic(name)), registry.Absent(c.root.DeletedTopic(name))}
 }
 
 // deletion notes one that has come to a standstill.
@@ -186,10 +186,6 @@ func (c *checker) deletion(topic string, kv registry.KV) {
 		quiet = append(quiet, span{topicPrefix(g.paths.Owners(), topic), true}, span{topicPrefix(g.paths.Offsets(), topic), true})
 	}
 	c.suspect(CodeDeletionUnfinished, kv, "the deletion of topic "+topic+" does not go on", quiet...)
-}
-
-func deletionKey(root registry.Root, topic string) string {
-	return root.Key("/admin/delete_topics/") + escaped(topic)
 }
 
 func topicPrefix(prefix, topic string) string { return prefix + escaped(topic) + "/" }

@@ -142,6 +142,7 @@ func (m *model) take(p place, kv registry.KV) {
 		_, err = registry.ParseTopicConfig(kv) // of the same form
 	case kindDeletion:
 		m.deletions[p.topic] = kv
+		_, _, err = m.root.ParseDeletion(kv)
 	default:
 		err = m.takeOfGroup(p, kv)
 	}
