@@ -125,23 +125,17 @@ func (c *checker) leadersAlive() {
 		topic      string
 	}
 	away := map[int32]led{}
-	for name, t := range c.topics {
-		if t.rec == nil {
-			continue
-		}
-		for n, replicas := range t.rec.Partitions {
-			leader := replicas[0]
-			if s := t.states[n]; s.rec != nil {
-				leader = s.rec.Leader
+	for name := range c.topics {
+		c.eachPartition(name, func(_, leader int32, replicas []int32) {
+			if _, alive := c.brokers[leader]; alive || !slices.Contains(replicas, leader) {
+				return
 			}
-			if _, alive := c.brokers[leader]; !alive && slices.Contains(replicas, leader) {
-				l := away[leader]
-				if l.partitions++; l.topic == "" || name < l.topic {
-					l.topic = name
-				}
-				away[leader] = l
+			l := away[leader]
+			if l.partitions++; l.topic == "" || name < l.topic {
+				l.topic = name
 			}
-		}
+			away[leader] = l
+		})
 	}
 	for id, l := range away {
 		c.suspect(CodeLeaderNotAlive, registry.KV{Key: c.root.Broker(id)},

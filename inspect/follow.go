@@ -33,7 +33,7 @@ var ErrSlowReader = errors.New("the reader is too slow for the changes")
 func (f *Follower) Follow(ctx context.Context, emit func(at time.Time, l Line) bool) error {
 	q := &queue{root: f.Root, path: strings.TrimSuffix(f.Path, "/"), kick: make(chan struct{}, 1)}
 	prefix := f.Root.Key(q.path)
-	_, now, err := registry.GetKey(ctx, f.Store, prefix)
+	_, now, err := registry.GetKey(ctx, f.Store, f.Root.ClusterID()) // for the revision
 	if err != nil {
 		return fmt.Errorf("read the registry: %w", err)
 	}

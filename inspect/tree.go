@@ -112,7 +112,9 @@ func (m *model) take(p place, kv registry.KV) {
 	switch p.kind {
 	case kindBroker:
 		var rec registry.BrokerRecord
-		_, rec, err = m.root.ParseBroker(kv)
+		if _, rec, err = m.root.ParseBroker(kv); err != nil {
+			rec = registry.BrokerRecord{} // not the half that could be read
+		}
 		m.brokers[p.broker] = brokerKey{kv, rec}
 	case kindTopic:
 		var rec registry.TopicRecord

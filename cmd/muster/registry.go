@@ -21,6 +21,7 @@ func registryCommand() *cli.Command {
 			{Name: "tree", Usage: "show all keys under a path", ArgsUsage: "[PATH]", Flags: clientFlags(), Action: registryTree},
 			{Name: "ls", Usage: "list what stands directly under a path", ArgsUsage: "[PATH]", Flags: clientFlags(), Action: registryLs},
 			{Name: "get", Usage: "print the value of a key", ArgsUsage: "PATH", Flags: clientFlags(), Action: registryGet},
+			watchCommand(),
 			doctorCommand(),
 			backupCommand(),
 			restoreCommand(),
