@@ -1,0 +1,111 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/muster-io/muster/inspect"
+	"github.com/muster-io/muster/rebalance/consumer"
+	"github.com/muster-io/muster/registry"
+)
+
+// On real etcd, with records that flow: a group that rebalances a hundred times,
+// and a doctor that looks all the while, finds nothing.
+func TestDoctorOfAGroupThatRebalances(t *testing.T) {
+	st := openLive(t)
+	var root registry.Root
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	if _, err := registry.CreateTopic(ctx, st, root, registry.TopicSpec{Name: "busy", Partitions: 8, ReplicationFactor: 1}, []int32{1}); err != nil {
+		t.Fatal(err)
+	}
+	over, stopAll := context.WithCancel(ctx)
+	produced := make(chan error, 1)
+	go func() { produced <- produceUntil(over, "busy") }()
+	examined := make(chan int, 1)
+	unsettled := 0
+	go func() {
+		n := 0
+		for ; over.Err() == nil; n++ {
+			d := &inspect.Doctor{Store: st, Root: root, Ask: inspect.Network, Settle: 3 * time.Second}
+			r, err := d.Examine(ctx)
+			if err != nil {
+				t.Error(err)
+				break
+			}
+			unsettled += r.Unsettled
+			for _, f := range r.Findings {
+				t.Errorf("false alarm at revision %d: %s %s: %s", r.Revision, f.Code, f.Key, f.What)
+			}
+		}
+		examined <- n
+	}()
+	const seed = 7
+	t.Logf("seed %d", seed)
+	rnd := rand.New(rand.NewPCG(seed, 1))
+	type member struct {
+		stop context.CancelFunc
+		done chan error
+	}
+	var members []member
+	end := func(m member) {
+		m.stop()
+		if err := <-m.done; err != nil {
+			t.Error(err)
+		}
+	}
+	for range 100 {
+		if len(members) < 2 || len(members) < 5 && rnd.IntN(2) == 0 {
+			c, err := consumer.New(consumer.Config{Store: st, Group: "busy", Topics: map[string]int32{"busy": 2}, CommitInterval: 50 * time.Millisecond,
+				SessionTimeout: registry.MinTTL, Reset: consumer.Smallest}, func(context.Context, *consumer.Record) error { return nil })
+			if err != nil {
+				t.Fatal(err)
+			}
+			running, stop := context.WithCancel(ctx)
+			m := member{stop, make(chan error, 1)}
+			go func() { m.done <- c.Run(running) }()
+			members = append(members, m)
+		} else {
+			i := rnd.IntN(len(members))
+			end(members[i])
+			members = append(members[:i], members[i+1:]...)
+		}
+		time.Sleep(time.Duration(rnd.IntN(200)) * time.Millisecond)
+	}
+	stopAll()
+	if n := <-examined; n < 2 {
+		t.Errorf("only %d examinations", n)
+	} else {
+		t.Logf("%d examinations; %d suspicions passed", n, unsettled)
+	}
+	for _, m := range members {
+		end(m)
+	}
+	if err := <-produced; err != nil && !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+// produceUntil writes records to all partitions until ctx ends.
+func produceUntil(ctx context.Context, topic string) error {
+	k, err := kgo.NewClient(kgo.SeedBrokers(live.daemon.Address()), kgo.RecordPartitioner(kgo.RoundRobinPartitioner()))
+	if err != nil {
+		return err
+	}
+	defer k.Close()
+	for ctx.Err() == nil {
+		for range 8 {
+			k.Produce(ctx, &kgo.Record{Topic: topic, Value: []byte("x")}, nil)
+		}
+		if err := k.Flush(ctx); err != nil {
+			return err
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return nil
+}
