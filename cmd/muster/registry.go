@@ -18,8 +18,13 @@ func registryCommand() *cli.Command {
 		Name:  "registry",
 		Usage: "look into the tree itself",
 		Subcommands: []*cli.Command{
-			{Name: "tree", Usage: "show all keys under a path", ArgsUsage: "[PATH]", Flags: clientFlags(), Action: registryTree},
-			{Name: "ls", Usage: "list what stands directly under a path", ArgsUsage: "[PATH]", Flags: clientFlags(), Action: registryLs},
+			{Name: "tree", Usage: "show all keys under a path, with the leases of those that have one", ArgsUsage: "[PATH]", Flags: clientFlags(
+				&cli.IntFlag{Name: "limit", Value: treeLimit, Usage: "show so many keys that stand side by side, and count the rest; 0 shows all"},
+				&cli.BoolFlag{Name: "revisions", Usage: "also the revisions at which each key was created and last written"},
+			), Action: registryTree},
+			{Name: "ls", Usage: "list what stands directly under a path", ArgsUsage: "[PATH]", Flags: clientFlags(
+				&cli.BoolFlag{Name: "long", Aliases: []string{"l"}, Usage: "also leases, revisions, and how many keys are below"},
+			), Action: registryLs},
 			{Name: "get", Usage: "print the value of a key", ArgsUsage: "PATH", Flags: clientFlags(), Action: registryGet},
 			watchCommand(),
 			doctorCommand(),
@@ -31,11 +36,11 @@ func registryCommand() *cli.Command {
 
 // node is a key as it is shown. Value is JSON if the key's value is, else text.
 type node struct {
-	Path     string `json:"path"` // from the registry's root
-	Value    any    `json:"value"`
-	Lease    string `json:"lease,omitempty"` // of an ephemeral key
-	Created  int64  `json:"create_revision"`
-	Modified int64  `json:"mod_revision"`
+	Path     string  `json:"path"` // from the registry's root
+	Value    any     `json:"value"`
+	Lease    *string `json:"lease"` // of an ephemeral key
+	Created  int64   `json:"create_revision"`
+	Modified int64   `json:"mod_revision"`
 }
 
 func (cl *client) node(kv registry.KV) node {
@@ -47,7 +52,8 @@ func (cl *client) node(kv registry.KV) node {
 		n.Value = printable(kv.Value)
 	}
 	if kv.Lease != 0 {
-		n.Lease = registry.LeaseText(kv.Lease)
+		text := registry.LeaseText(kv.Lease)
+		n.Lease = &text
 	}
 	return n
 }
@@ -80,7 +86,11 @@ func path(c *cli.Context) (string, error) {
 	return "/" + strings.Trim(p, "/"), nil
 }
 
-// below lists the keys under a path, the path itself included.
+// treeLimit is how many keys side by side a person looks at.
+const treeLimit = 100
+
+// below lists the keys under a path, the path itself included. That there are none
+// is an error, but for the root.
 func (cl *client) below(ctx context.Context, path string) ([]registry.KV, error) {
 	key := cl.root.Key(strings.TrimSuffix(path, "/"))
 	kvs, revision, err := registry.List(ctx, cl.store, key+"/", 0)
@@ -94,7 +104,14 @@ func (cl *client) below(ctx context.Context, path string) ([]registry.KV, error)
 	if err != nil {
 		return nil, fmt.Errorf("get %s: %w", path, err)
 	}
-	return append(res.KVs, kvs...), nil
+	if kvs = append(res.KVs, kvs...); len(kvs) == 0 {
+		return nil, noKey(path)
+	}
+	return kvs, nil
+}
+
+func noKey(path string) error {
+	return fmt.Errorf("no key %s: see what is there with: muster registry ls", path)
 }
 
 func registryTree(c *cli.Context) error {
@@ -111,18 +128,33 @@ func registryTree(c *cli.Context) error {
 		for _, kv := range kvs {
 			nodes = append(nodes, cl.node(kv))
 		}
-		return show(c, nodes, func(w io.Writer) { printTree(w, nodes) })
+		return show(c, nodes, func(w io.Writer) { printTree(w, nodes, c.Int("limit"), c.Bool("revisions")) })
 	})
 }
 
-// printTree prints each path element once, indented by its depth.
-func printTree(w io.Writer, nodes []node) {
+// printTree prints each path element once, indented by its depth. Of keys that
+// stand side by side it prints limit, and the number of the others.
+func printTree(w io.Writer, nodes []node, limit int, revisions bool) {
 	var last []string
+	beside, hidden := 0, 0
+	flush := func() {
+		if hidden > 0 {
+			fmt.Fprintf(w, "%s… and %d more keys\n", strings.Repeat("  ", len(last)-1), hidden)
+		}
+		beside, hidden = 0, 0
+	}
 	for _, n := range nodes {
 		parts := strings.Split(strings.TrimPrefix(n.Path, "/"), "/")
 		same := 0
 		for same < len(parts)-1 && same < len(last) && parts[same] == last[same] {
 			same++
+		}
+		if len(parts) != len(last) || same < len(parts)-1 {
+			flush()
+		}
+		if beside++; limit > 0 && beside > limit {
+			hidden++
+			continue
 		}
 		for i := same; i < len(parts)-1; i++ {
 			fmt.Fprintf(w, "%s%s/\n", strings.Repeat("  ", i), parts[i])
@@ -131,12 +163,24 @@ func printTree(w io.Writer, nodes []node) {
 		if text := n.text(); text != "" {
 			line += " = " + text
 		}
-		if n.Lease != "" {
-			line += "  (lease " + n.Lease + ")"
+		if n.Lease != nil {
+			line += "  (lease " + *n.Lease + ")"
+		}
+		if revisions {
+			line += fmt.Sprintf("  [%d %d]", n.Created, n.Modified)
 		}
 		fmt.Fprintln(w, line)
 		last = parts
 	}
+	flush()
+}
+
+// entry is what stands directly under a path: a key, or the keys below a name, or both.
+type entry struct {
+	Name     string  `json:"name"` // ends with a slash if it stands for keys below
+	Keys     int     `json:"keys"` // below; 0 for a key
+	Lease    *string `json:"lease"`
+	Modified int64   `json:"mod_revision"` // the newest
 }
 
 func registryLs(c *cli.Context) error {
@@ -149,19 +193,25 @@ func registryLs(c *cli.Context) error {
 		if err != nil {
 			return err
 		}
-		names := []string{}
+		entries := []entry{}
 		for _, kv := range kvs {
 			rest, ok := strings.CutPrefix(kv.Key, cl.root.Key(strings.TrimSuffix(at, "/"))+"/")
 			if !ok {
 				continue // the path itself
 			}
-			name, _, deeper := strings.Cut(rest, "/")
-			if deeper {
-				name += "/"
-			}
-			if len(names) == 0 || names[len(names)-1] != name {
-				names = append(names, name)
-			}
+			entries = appendEntry(entries, rest, cl.node(kv))
+		}
+		if c.Bool("long") {
+			return show(c, entries, func(w io.Writer) {
+				row(w, "NAME", "KEYS", "LEASE", "REV")
+				for _, e := range entries {
+					row(w, e.Name, e.Keys, or(e.Lease, "none"), e.Modified)
+				}
+			})
+		}
+		names := make([]string, len(entries))
+		for i, e := range entries {
+			names[i] = e.Name
 		}
 		return show(c, names, func(w io.Writer) {
 			for _, name := range names {
@@ -169,6 +219,25 @@ func registryLs(c *cli.Context) error {
 			}
 		})
 	})
+}
+
+// appendEntry counts a key in, whose path from where ls looks is rest.
+func appendEntry(entries []entry, rest string, n node) []entry {
+	name, _, deeper := strings.Cut(rest, "/")
+	if deeper {
+		name += "/"
+	}
+	if len(entries) == 0 || entries[len(entries)-1].Name != name {
+		entries = append(entries, entry{Name: name})
+	}
+	e := &entries[len(entries)-1]
+	e.Modified = max(e.Modified, n.Modified)
+	if deeper {
+		e.Keys++
+	} else {
+		e.Lease = n.Lease
+	}
+	return entries
 }
 
 func registryGet(c *cli.Context) error {
@@ -185,7 +254,7 @@ func registryGet(c *cli.Context) error {
 			return fmt.Errorf("get %s: %w", at, err)
 		}
 		if kv == nil {
-			return fmt.Errorf("no key %s: see what is there with: muster registry ls", at)
+			return noKey(at)
 		}
 		n := cl.node(*kv)
 		return show(c, n, func(w io.Writer) { fmt.Fprintln(w, n.text()) })
