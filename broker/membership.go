@@ -305,7 +305,7 @@ func (m *membership) writeSome(ctx context.Context, s *registry.Session, topics 
 	return nil
 }
 
-// leave takes the daemon's keys out of the registry at once.
+// leave takes the daemon's keys out of the registry at once, if it answers.
 func (m *membership) leave() error {
 	m.mu.Lock()
 	s := m.session
@@ -314,7 +314,9 @@ func (m *membership) leave() error {
 		return nil
 	}
 	if err := m.closeSession(s); err != nil {
-		return fmt.Errorf("leave the registry: %w", err)
+		// Who stops a whole cluster stops the last daemons without a quorum, and that is
+		// no failure of theirs: the next start revokes the lease, if it has not run out.
+		m.d.log.Warn("registration is left to run out", "lease", registry.LeaseText(s.Lease()), "ttl", s.TTL(), "error", err)
 	}
 	return nil
 }
