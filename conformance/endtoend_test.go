@@ -123,7 +123,7 @@ func (s *scenario) join(name string) {
 func (s *scenario) settled(limit time.Duration) {
 	s.t.Helper()
 	s.history.until(limit, fmt.Sprintf("%d consumers share the partitions by the rule", len(s.live)), func(tr tree) bool {
-		return tr.shared(group, topic, partitions, s.live...)
+		return tr.shared(group, topic, allOn(1, partitions), s.live...)
 	})
 }
 
@@ -387,7 +387,7 @@ func (s *scenario) finish() {
 	d := s.consumed("at the end")
 	s.note("all consumed %v after the daemon was ready again", time.Since(s.recovered).Round(time.Millisecond))
 	tr := s.readTree()
-	offsets, owners := tr.offsets(group, topic), share(partitions, s.live...)
+	offsets, owners := tr.offsets(group, topic), share(allOn(1, partitions), s.live...)
 	var sum int64
 	for i, r := range d.Partitions {
 		if r.Topic != topic || r.Partition != i || r.Broker != 1 || r.Offset == nil || r.LogEnd == nil || r.Owner == nil || r.Host == nil {
@@ -409,8 +409,8 @@ func (s *scenario) checkTree() {
 	s.t.Helper()
 	c := treeCheck{s.t, s.readTree()}
 	c.cluster()
-	c.topic(topic, partitions, c.broker(1, s.kafka))
-	c.group(group, topic, partitions, s.live...)
+	c.topic(topic, allOn(1, partitions), map[int]int64{1: c.broker(1, s.kafka)})
+	c.group(group, topic, allOn(1, partitions), s.live...)
 	c.nothingElse()
 }
 

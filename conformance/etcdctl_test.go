@@ -43,6 +43,20 @@ func (c *cluster) readTree() tree {
 	return all
 }
 
+// revision is the registry's.
+func (c *cluster) revision() int64 {
+	c.t.Helper()
+	var answer struct {
+		Header struct {
+			Revision int64 `json:"revision"`
+		} `json:"header"`
+	}
+	if err := json.Unmarshal(c.etcdctl("get", "/"), &answer); err != nil || answer.Header.Revision == 0 {
+		c.t.Fatalf("etcdctl get: %+v, %v", answer, err)
+	}
+	return answer.Header.Revision
+}
+
 // leases lists all leases.
 func (c *cluster) leases() map[int64]bool {
 	c.t.Helper()
@@ -157,10 +171,12 @@ func (h *history) all() []change {
 // until waits for the registry to be in a state.
 func (h *history) until(limit time.Duration, what string, is func(tree) bool) {
 	h.t.Helper()
+	came := false
 	defer func() {
-		if h.t.Failed() {
+		if !came {
 			h.t.Logf("the registry then:\n%s", h.snapshot())
 		}
 	}()
 	until(h.t, limit, what, func() bool { return is(h.snapshot()) })
+	came = true
 }

@@ -66,7 +66,7 @@ func realText(t *testing.T, n int) []line {
 	return lines
 }
 
-// feeder gives lines to one kcat at a pace that the test sets. So there is load
+// feeder gives lines to one producer, a kcat as a rule, at a pace that the test sets. So there is load
 // when a fault needs it, and text left for the next one.
 type feeder struct {
 	t     *testing.T
@@ -76,26 +76,34 @@ type feeder struct {
 
 	mu    sync.Mutex
 	sent  int
-	limit int // lines to send for now
-	rate  int // lines a second
+	limit int  // lines to send for now
+	rate  int  // lines a second
+	last  bool // what is sent is all
 	err   error
 }
 
 // unpaced is as fast as kcat takes it.
 const unpaced = 1 << 30
 
-func (c *cluster) startFeeder(topic string, lines []line) *feeder {
+// startFeeder starts a kcat, with more options.
+func (c *cluster) startFeeder(topic string, lines []line, more ...string) *feeder {
+	c.t.Helper()
+	// Idempotent: what is sent again after a lost answer must not be stored again,
+	// so that each line has one offset. That has to hold over a crash of the daemon.
+	// -E: kcat would give up, not when a line is lost, but when no broker is there.
+	return c.startProducer("kcat", lines, append([]string{"kcat", "-P", "-E", "-b", c.kafka, "-t", topic, "-K", keyDelimiter,
+		"-X", "acks=all", "-X", "enable.idempotence=true", "-X", "message.timeout.ms=120000"}, more...)...)
+}
+
+// startProducer starts a feeder of any program that takes keys and values on stdin.
+func (c *cluster) startProducer(name string, lines []line, argv ...string) *feeder {
 	c.t.Helper()
 	r, w, err := os.Pipe()
 	if err != nil {
 		c.t.Fatal(err)
 	}
 	f := &feeder{t: c.t, lines: lines, in: w}
-	// Idempotent: what is sent again after a lost answer must not be stored again,
-	// so that each line has one offset. That has to hold over a crash of the daemon.
-	// -E: kcat would give up, not when a line is lost, but when no broker is there.
-	f.kcat = c.start("kcat", r, nil, "kcat", "-P", "-E", "-b", c.kafka, "-t", topic, "-K", keyDelimiter, "-X", "acks=all",
-		"-X", "enable.idempotence=true", "-X", "message.timeout.ms=120000")
+	f.kcat = c.start(name, r, nil, argv...)
 	r.Close()
 	go f.run()
 	return f
@@ -106,6 +114,9 @@ func (f *feeder) run() {
 	// When kcat is killed the next write fails, and this ends.
 	for ticker := time.NewTicker(tick); ; <-ticker.C {
 		f.mu.Lock()
+		if f.last {
+			f.limit, f.lines = f.sent, f.lines[:f.sent]
+		}
 		n := min(f.limit-f.sent, max(1, int(int64(f.rate)*int64(tick)/int64(time.Second))))
 		part := f.lines[f.sent : f.sent+n]
 		finish := f.limit == len(f.lines) && n == 0
@@ -155,6 +166,18 @@ func (f *feeder) rest(perSecond int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.limit, f.rate = len(f.lines), perSecond
+}
+
+// end leaves it at what has been sent; it returns those lines when kcat has ended.
+func (f *feeder) end(limit time.Duration) []line {
+	f.t.Helper()
+	f.mu.Lock()
+	f.last = true
+	f.mu.Unlock()
+	f.kcat.exits(0, limit)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.lines
 }
 
 func (f *feeder) progress() (sent, limit int) {

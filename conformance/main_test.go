@@ -2,6 +2,7 @@
 // race detector, and clients that are not ours, kcat and etcdctl.
 //
 //	endtoend_test.go  the main job, through every fault that it must survive
+//	rolling_test.go   a cluster of three, each of them taken away in turn
 //	start_test.go     how a daemon starts, refuses to start, and comes back
 //	clients_test.go   stock producers and consumers
 //	health_test.go    what a service manager and probes see of a daemon
@@ -11,9 +12,11 @@
 //	main_test.go      the binary, the tools, the reaper
 //	process_test.go   processes: start, signal, freeze, logs
 //	cluster_test.go   a daemon, its ports and tools
+//	three_test.go     three daemons that form one cluster
 //	etcdctl_test.go   the registry as etcdctl sees it, now and as it changed
 //	tree_test.go      what the registry's layout says that it holds
 //	lines_test.go     real text, and its way into kcat
+//	traffic_test.go   what was acknowledged against what was printed, as it happens
 //	output_test.go    what consumers printed, against what the registry allowed
 package conformance
 

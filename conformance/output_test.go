@@ -29,22 +29,34 @@ func readOutput(path string, lines []line) ([]record, error) {
 	for n := 1; len(data) > 0; n++ {
 		text, rest, whole := bytes.Cut(data, []byte("\n"))
 		data = rest
-		parts := bytes.SplitN(text, []byte(" "), 4)
-		if !whole || len(parts) < 4 || len(parts[3]) < 6 {
-			return nil, fmt.Errorf("%s line %d is %q", path, n, text)
+		r, err := readRecord(text, lines)
+		if err == nil && !whole {
+			err = fmt.Errorf("%q is not whole", text)
 		}
-		partition, err1 := strconv.Atoi(string(parts[0]))
-		offset, err2 := strconv.ParseInt(string(parts[1]), 10, 64)
-		number, err3 := strconv.Atoi(string(parts[3][:6]))
-		if err1 != nil || err2 != nil || err3 != nil || number >= len(lines) {
-			return nil, fmt.Errorf("%s line %d is %q", path, n, text)
+		if err != nil {
+			return nil, fmt.Errorf("%s line %d: %w", path, n, err)
 		}
-		if want := lines[number]; want.key != string(parts[2]) || want.value != string(parts[3]) {
-			return nil, fmt.Errorf("%s line %d is %q, produced was %q %q", path, n, text, want.key, want.value)
-		}
-		list = append(list, record{partition: partition, offset: offset, line: number})
+		list = append(list, r)
 	}
 	return list, nil
+}
+
+// readRecord reads one line of the output.
+func readRecord(text []byte, lines []line) (record, error) {
+	parts := bytes.SplitN(text, []byte(" "), 4)
+	if len(parts) < 4 || len(parts[3]) < 6 {
+		return record{}, fmt.Errorf("it is %q", text)
+	}
+	partition, err1 := strconv.Atoi(string(parts[0]))
+	offset, err2 := strconv.ParseInt(string(parts[1]), 10, 64)
+	number, err3 := strconv.Atoi(string(parts[3][:6]))
+	if err1 != nil || err2 != nil || err3 != nil || number >= len(lines) {
+		return record{}, fmt.Errorf("it is %q", text)
+	}
+	if want := lines[number]; want.key != string(parts[2]) || want.value != string(parts[3]) {
+		return record{}, fmt.Errorf("it is %q, produced was %q %q", text, want.key, want.value)
+	}
+	return record{partition: partition, offset: offset, line: number}, nil
 }
 
 // ends returns, by partition, the offset after the last one printed.
@@ -184,7 +196,8 @@ func (r *replay) owner(c change, name string, gone map[string]bool) error {
 
 // explain finds for each printed record the stint under which it was printed.
 // Each stint must have printed every offset from where it began, in order and
-// without a gap, to what it committed last; and beyond that only if it was lost.
+// without a gap, to what it committed last; and beyond that only if it was lost, or
+// lasts.
 func explain(owner string, records []record, stints []*stint) error {
 	byPartition := map[int][]*record{}
 	for i := range records {
@@ -226,7 +239,7 @@ func match(records []*record, stints []*stint) string {
 	if run < least {
 		return fmt.Sprintf("%d of the %d offsets from %d to %d printed", run, least, s.from, s.to)
 	}
-	if !s.lost {
+	if !s.lost && s.ended != 0 {
 		run = least
 	}
 	// A lost stint may have printed more than it committed; how much, the next one

@@ -42,7 +42,7 @@ func (tr tree) members(group string) []string {
 	return slices.Sorted(maps.Keys(tr.under("/consumers/" + group + "/ids/")))
 }
 
-// owners tells which thread owns each partition. The home of all is broker 1.
+// owners tells which thread owns each partition.
 func (tr tree) owners(group, topic string) map[int]string {
 	owners := map[int]string{}
 	for name, thread := range tr.under("/consumers/" + group + "/owners/" + topic + "/") {
@@ -65,41 +65,56 @@ func (tr tree) offsets(group, topic string) map[int]int64 {
 	return offsets
 }
 
-// partitionNumber reads the name of a partition whose home is broker 1.
+// partitionNumber reads the name of a partition, whatever its home: where keys must
+// name the right one, they are compared whole.
 func partitionNumber(name string) (int, bool) {
-	number, ok := strings.CutPrefix(name, "1-")
-	n, err := strconv.Atoi(number)
-	return n, ok && err == nil
+	home, number, ok := strings.Cut(name, "-")
+	_, err := strconv.Atoi(home)
+	n, err2 := strconv.Atoi(number)
+	return n, ok && err == nil && err2 == nil
 }
 
-// share is the documented rule, for consumers of one stream each: sort threads as
-// strings, give each P div T partitions and the first P mod T one more.
-func share(partitions int, consumers ...string) map[int]string {
+// homes is where the partitions of a topic are at home: broker ids, by number.
+type homes []int
+
+// allOn is a topic whose partitions are all at home on one broker.
+func allOn(broker, partitions int) homes { return slices.Repeat(homes{broker}, partitions) }
+
+func (h homes) name(partition int) string { return fmt.Sprintf("%d-%d", h[partition], partition) }
+
+// share is the documented rule, for consumers of one stream each: sort partitions so
+// that those of a home are together, and threads as strings; give each P div T
+// partitions and the first P mod T one more.
+func share(h homes, consumers ...string) map[int]string {
 	threads := make([]string, len(consumers))
 	for i, id := range consumers {
 		threads[i] = id + "-0"
 	}
 	slices.Sort(threads)
+	sorted := make([]int, len(h))
+	for p := range h {
+		sorted[p] = p
+	}
+	slices.SortStableFunc(sorted, func(a, b int) int { return h[a] - h[b] })
 	owners := map[int]string{}
-	next := 0
 	for i, thread := range threads {
-		n := partitions / len(threads)
-		if i < partitions%len(threads) {
+		n := len(h) / len(threads)
+		if i < len(h)%len(threads) {
 			n++
 		}
-		for range n {
-			owners[next] = thread
-			next++
+		for _, p := range sorted[:n] {
+			owners[p] = thread
 		}
+		sorted = sorted[n:]
 	}
 	return owners
 }
 
 // shared tells whether exactly these consumers are registered and own the
 // partitions by the rule.
-func (tr tree) shared(group, topic string, partitions int, consumers ...string) bool {
+func (tr tree) shared(group, topic string, h homes, consumers ...string) bool {
 	return slices.Equal(tr.members(group), slices.Sorted(slices.Values(consumers))) &&
-		maps.Equal(tr.owners(group, topic), share(partitions, consumers...))
+		maps.Equal(tr.owners(group, topic), share(h, consumers...))
 }
 
 // treeCheck compares the tree with the registry's layout, key by key. What it has seen
@@ -193,27 +208,31 @@ func (c *treeCheck) broker(id int, address string) (lease int64) {
 		"jmx_port": -1.0, "timestamp": millis}).Lease
 }
 
-// topic checks the keys of a topic whose partitions are all on broker 1.
-func (c *treeCheck) topic(name string, partitions int, brokerLease int64) {
+// topic checks the keys of a topic, given the leases of the brokers.
+func (c *treeCheck) topic(name string, h homes, leases map[int]int64) {
 	c.t.Helper()
 	replicas, home := map[string]any{}, map[string]any{}
-	for p := range partitions {
-		replicas[strconv.Itoa(p)] = []any{1.0}
-		home[strconv.Itoa(p)] = 1.0
+	counts := map[int]int{}
+	for p, broker := range h {
+		replicas[strconv.Itoa(p)] = []any{float64(broker)}
+		home[strconv.Itoa(p)] = float64(broker)
+		counts[broker]++
 		c.record(fmt.Sprintf("/brokers/topics/%s/partitions/%d/state", name, p), false, map[string]any{"controller_epoch": 0.0,
-			"leader": 1.0, "version": 1.0, "leader_epoch": 0.0, "isr": []any{1.0}})
+			"leader": float64(broker), "version": 1.0, "leader_epoch": 0.0, "isr": []any{float64(broker)}})
 	}
 	c.record("/brokers/topics/"+name, false, map[string]any{"version": 1.0, "partitions": replicas, "home": home,
 		"topic_id": matches(uuidText)})
 	c.record("/config/topics/"+name, false, map[string]any{"version": 1.0, "config": map[string]any{}})
-	count := c.take("/brokers/topics/"+name+"/1", true)
-	if string(count.Value) != strconv.Itoa(partitions) || count.Lease != brokerLease {
-		c.t.Errorf("%s = %q under lease %x, want %d under the broker's, %x", count.Key, count.Value, count.Lease, partitions, brokerLease)
+	for broker, n := range counts {
+		count := c.take(fmt.Sprintf("/brokers/topics/%s/%d", name, broker), true)
+		if string(count.Value) != strconv.Itoa(n) || count.Lease != leases[broker] {
+			c.t.Errorf("%s = %q under lease %x, want %d under the broker's, %x", count.Key, count.Value, count.Lease, n, leases[broker])
+		}
 	}
 }
 
 // group checks the keys of a group that has committed all partitions.
-func (c *treeCheck) group(group, topic string, partitions int, consumers ...string) {
+func (c *treeCheck) group(group, topic string, h homes, consumers ...string) {
 	c.t.Helper()
 	base := "/consumers/" + group
 	leases := map[string]int64{}
@@ -221,14 +240,14 @@ func (c *treeCheck) group(group, topic string, partitions int, consumers ...stri
 		leases[id+"-0"] = c.record(base+"/ids/"+id, true, map[string]any{"version": 1.0, "subscription": map[string]any{topic: 1.0},
 			"pattern": "static", "timestamp": millis, "strategy": []any{"range"}}).Lease
 	}
-	for p, thread := range share(partitions, consumers...) {
-		kv := c.take(fmt.Sprintf("%s/owners/%s/1-%d", base, topic, p), true)
+	for p, thread := range share(h, consumers...) {
+		kv := c.take(fmt.Sprintf("%s/owners/%s/%s", base, topic, h.name(p)), true)
 		if string(kv.Value) != thread || kv.Lease != leases[thread] {
 			c.t.Errorf("%s = %q under lease %x, want %s under its own, %x", kv.Key, kv.Value, kv.Lease, thread, leases[thread])
 		}
 	}
-	for p := range partitions {
-		c.text(fmt.Sprintf("%s/offsets/%s/1-%d", base, topic, p), decimalText)
+	for p := range h {
+		c.text(fmt.Sprintf("%s/offsets/%s/%s", base, topic, h.name(p)), decimalText)
 	}
 }
 
@@ -237,4 +256,25 @@ func (c *treeCheck) nothingElse() {
 	if len(c.left) > 0 {
 		c.t.Errorf("keys that the layout does not have:\n%s", c.left)
 	}
+}
+
+// homes reads where the partitions of a topic are at home.
+func (tr tree) homes(t *testing.T, topic string) homes {
+	t.Helper()
+	var rec struct {
+		Home map[string]int `json:"home"`
+	}
+	kv := tr["/brokers/topics/"+topic]
+	if err := json.Unmarshal(kv.Value, &rec); err != nil {
+		t.Fatalf("record of %s: %q: %v", topic, kv.Value, err)
+	}
+	h := make(homes, len(rec.Home))
+	for p := range h {
+		broker, ok := rec.Home[strconv.Itoa(p)]
+		if !ok {
+			t.Fatalf("record of %s: partition %d has no home: %q", topic, p, kv.Value)
+		}
+		h[p] = broker
+	}
+	return h
 }
