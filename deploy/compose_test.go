@@ -69,6 +69,12 @@ func TestComposeFile(t *testing.T) {
 			t.Errorf("the initial cluster of %s has no %s", name, member)
 		}
 	}
+	for name, s := range p.Services {
+		want := []string{"CMD", "/usr/bin/muster", "brokers", "describe", *s.Environment["MUSTER_BROKER_ID"]}
+		if s.HealthCheck == nil || !slices.Equal(s.HealthCheck.Test, want) {
+			t.Errorf("%s is healthy by %v, want %v", name, s.HealthCheck, want)
+		}
+	}
 	if len(p.Services) != 3 {
 		t.Errorf("%d services, want 3", len(p.Services))
 	}
@@ -82,7 +88,8 @@ func TestCompose(t *testing.T) {
 	n := newNetwork(t, netip.MustParsePrefix(p.Networks["muster"].Ipam.Config[0].Subnet))
 	var containers []*container
 	var all []*process
-	for _, name := range p.ServiceNames() {
+	names := p.ServiceNames()
+	for _, name := range names {
 		s := p.Services[name]
 		c := &container{name: s.Hostname, address: s.Networks["muster"].Ipv4Address, image: im, env: map[string]string{}, args: s.Command}
 		for k, v := range s.Environment {
@@ -100,7 +107,7 @@ func TestCompose(t *testing.T) {
 	}
 	for i := range all {
 		ready(i)
-		containers[i].exec(t, 10*time.Second, im.health[1:]...)
+		containers[i].exec(t, 10*time.Second, p.Services[names[i]].HealthCheck.Test[1:]...)
 	}
 	// A tool on the host, as the head of the file says.
 	host := &nodes{ids: []int{1, 2, 3}, tool: func(args ...string) []string {

@@ -240,7 +240,7 @@ func (m *machine) up() {
 
 // command is a program on the machine, run by root in its home.
 func (m *machine) command(argv ...string) *exec.Cmd {
-	cmd := exec.Command("nsenter", append([]string{"--target", m.pid, "--all", "--wd=/root"}, argv...)...)
+	cmd := exec.Command("nsenter", append([]string{"--target", m.pid, "--all", "env", "--chdir=/root"}, argv...)...)
 	cmd.Env = []string{"HOME=/root", "LANG=C.UTF-8", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 	return cmd
 }
