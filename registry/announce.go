@@ -286,6 +286,7 @@ func (a *Announcement) hold(s *Session, reg Registration) error {
 			err = ErrLeaseGone
 		}
 		s.Abandon(err)
+		return s.Err() // which is older if the session was over by then
 	}
 	return err
 }

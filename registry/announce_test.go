@@ -323,6 +323,63 @@ func pauseFor(ctx context.Context, d time.Duration) error {
 	}
 }
 
+// Field case 03, the part of a registration: the process was stopped for three times
+// its time to live. It comes back under the same key with another lease, unless
+// somebody else has the key by then.
+func TestAnnounceAfterAStop(t *testing.T) {
+	for _, taken := range []bool{false, true} {
+		t.Run(fmt.Sprintf("taken=%t", taken), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				st := &stoppable{Store: memory.New(), gate: make(chan struct{}), came: make(chan struct{}, 1000)}
+				close(st.gate)
+				var events eventLog[registry.AnnounceEvent]
+				a, err := registry.Announce(t.Context(), st, registry.AnnounceOptions{Key: "/ids/a", Value: []byte("a"), Listener: events.note})
+				if err != nil {
+					t.Fatal(err)
+				}
+				former := a.Session()
+				var other *registry.Session
+				time.Sleep(10 * time.Second)
+				st.jumped.Store(int64(3 * ttl))
+				if taken {
+					st.HoldWatches(true) // what is on its way waits in the socket
+					st.Expire(former.Lease())
+					other = openSession(t, st)
+					if _, err := registry.Register(t.Context(), st, other, "/ids/a", []byte("other")); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if a.Alive() || former.Alive() {
+					t.Error("alive right after the stop")
+				}
+				st.HoldWatches(false)
+				time.Sleep(5 * time.Second)
+				got := events.take()
+				if !errors.Is(got[1].Err, registry.ErrSessionExpired) {
+					t.Errorf("lost: %v", got[1])
+				}
+				kv := getKey(t, st, "/ids/a")
+				if taken {
+					want(t, "events", announceKinds(got), "registered lost held")
+					if a.Alive() || string(kv.Value) != "other" {
+						t.Errorf("alive %t, key %+v", a.Alive(), kv)
+					}
+					closeSession(t, other)
+					synctest.Wait()
+				} else {
+					want(t, "events", announceKinds(got), "registered lost registered")
+				}
+				if kv := getKey(t, st, "/ids/a"); !a.Alive() || kv.Lease != a.Session().Lease() || kv.Lease == former.Lease() || st.Leases() != 1 {
+					t.Errorf("alive %t, key %+v, %d leases", a.Alive(), kv, st.Leases())
+				}
+				if err := a.Close(t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
 // Close while the store cannot be reached says so, and can be repeated.
 func TestAnnounceCloseWithoutAStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
