@@ -212,7 +212,9 @@ func (v *View) run(ctx context.Context) {
 
 func (v *View) tell(e ViewEvent) {
 	e.Revision = v.Revision()
-	v.o.Logger.Debug(e.String())
+	message := map[ViewEventKind]string{ViewTrouble: "view hears nothing from the store",
+		ViewRecovered: "view hears from the store again", ViewRelisted: "view was listed again"}[e.Kind]
+	v.o.Logger.Debug(message, "rev", e.Revision, "silent", e.Silent, "error", e.Err)
 	if v.o.Listener != nil {
 		v.o.Listener(e)
 	}
