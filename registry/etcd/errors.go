@@ -53,8 +53,11 @@ func (s *Store) explain(err error) error {
 		return nil
 	}
 	late := errors.Is(err, context.DeadlineExceeded) || status.Code(err) == codes.DeadlineExceeded
-	if why := s.conns.doubt(); late && why != "" {
+	switch why := s.conns.doubt(); {
+	case late && why != "":
 		return fmt.Errorf("%w (%s): %w", ErrNoQuorum, why, convert(err))
+	case late:
+		return fmt.Errorf("no answer from etcd in time: %w", err)
 	}
 	return convert(err)
 }
