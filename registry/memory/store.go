@@ -128,6 +128,7 @@ func (s *Store) HoldWatches(hold bool) {
 var (
 	errTooManyOps = errors.New("too many operations in one transaction")
 	errNoKey      = errors.New("key is not provided")
+	errTooLarge   = errors.New("request is too large")
 	errFuture     = errors.New("revision is in the future")
 )
 
@@ -142,6 +143,9 @@ func (s *Store) Txn(ctx context.Context, t registry.Txn) (res registry.TxnResult
 			if _, _, err := checkKeys(branch); err != nil {
 				return err
 			}
+		}
+		if size(t) > maxRequest {
+			return errTooLarge
 		}
 		way := s.decide(t)
 		if err := s.checkLeases(way); err != nil {
@@ -161,6 +165,24 @@ func (s *Store) Txn(ctx context.Context, t registry.Txn) (res registry.TxnResult
 		return registry.TxnResult{}, err
 	}
 	return res, nil
+}
+
+// maxRequest is etcd's default limit in bytes.
+const maxRequest = 3 << 19
+
+// size is that of the keys and values of a transaction, all branches included: a
+// little less than what etcd counts.
+func size(t registry.Txn) (n int) {
+	for _, c := range t.If {
+		n += len(c.Key) + len(c.Value)
+	}
+	for _, op := range slices.Concat(t.Then, t.Else) {
+		n += len(op.Key) + len(op.Value)
+		if op.Kind == registry.OpTxn {
+			n += size(*op.Txn)
+		}
+	}
+	return n
 }
 
 // checkShape refuses what etcd refuses: too many operations, where each level counts

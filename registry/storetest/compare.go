@@ -122,6 +122,8 @@ func (c *comparison) step(ctx context.Context, n int) error {
 	switch {
 	case n%expireEvery == expireEvery/2:
 		return c.do(ctx, c.expire())
+	case n%expireEvery == expireEvery/4:
+		return c.do(ctx, c.large())
 	case n%drainEvery == drainEvery-1:
 		return c.drain(ctx)
 	}
@@ -322,6 +324,13 @@ func (c *comparison) twice() action {
 	return txnAction(registry.Txn{Then: parts})
 }
 
+// large is more than a request may hold, in a branch that is not reached.
+func (c *comparison) large() action {
+	a := txnAction(registry.Txn{Else: []registry.Op{registry.Put(c.key(), make([]byte, 1600<<10), 0)}})
+	a.text = "txn of 1600 KiB"
+	return a
+}
+
 func txnAction(t registry.Txn) action {
 	text := "txn " + spellTxn(t)
 	if len(text) > 1000 {
@@ -354,6 +363,9 @@ func (c *comparison) scan() action {
 }
 
 func (c *comparison) grant() action {
+	if c.r.IntN(5) == 0 {
+		return grantShort([]time.Duration{-2 * time.Second, 0, time.Millisecond, 1001 * time.Millisecond, 2 * time.Second}[c.r.IntN(5)])
+	}
 	ttl := time.Hour + time.Duration(c.r.IntN(4000))*time.Millisecond
 	c.leases++
 	return action{fmt.Sprintf("grant %s", ttl), func(ctx context.Context, s *side) string {
@@ -363,6 +375,17 @@ func (c *comparison) grant() action {
 		}
 		s.leases = append(s.leases, l.ID)
 		return l.TTL.String()
+	}}
+}
+
+// grantShort is revoked at once, lest it run out sooner on one side than on the other.
+func grantShort(ttl time.Duration) action {
+	return action{fmt.Sprintf("grant %s and revoke it", ttl), func(ctx context.Context, s *side) string {
+		l, err := s.st.Grant(ctx, ttl)
+		if err != nil {
+			return kind(err)
+		}
+		return l.TTL.String() + " " + kind(s.st.Revoke(ctx, l.ID))
 	}}
 }
 
@@ -465,7 +488,7 @@ func (c *comparison) compact(ctx context.Context) error {
 
 // refusals are the kinds of errors: those that have a sentinel, then those that
 // are told by their text.
-var refusals = []string{"compacted", "lease not found", "duplicate key", "too many operations", "future", "key is not provided"}
+var refusals = []string{"compacted", "lease not found", "duplicate key", "too many operations", "future", "key is not provided", "request is too large"}
 
 // kind is an error as callers can tell it from others.
 func kind(err error) string {
