@@ -237,7 +237,7 @@ func TestCompactionUnderALaggingWatch(t *testing.T) {
 		t.Errorf("events %v, want %v", got, want)
 	}
 	rev = txn(t, direct, registry.Delete(name("stays", 0)))
-	m.reaches(5*time.Second, rev)
+	m.reaches(10*time.Second, rev)
 	if events := m.take(); len(events) != 1 || !events[0].Deleted {
 		t.Errorf("events after that: %+v", events)
 	}
@@ -267,7 +267,7 @@ func TestLeaseRevokedByHand(t *testing.T) {
 	e, took := a.next(registry.AnnounceLost, 10*time.Second)
 	t.Logf("lost %s after the revocation; renewed every %s: %v", took, renewal, e.Err)
 	// By a renewal, or sooner by what happens to the key.
-	if took > renewal+500*time.Millisecond || !errors.Is(e.Err, registry.ErrLeaseGone) && !errors.Is(e.Err, registry.ErrTakenAway) {
+	if took > renewal+1500*time.Millisecond || !errors.Is(e.Err, registry.ErrLeaseGone) && !errors.Is(e.Err, registry.ErrTakenAway) {
 		t.Errorf("lost after %s for %v, a renewal is due every %s", took, e.Err, renewal)
 	}
 	e, took = a.next(registry.AnnounceRegistered, 10*time.Second)
@@ -277,10 +277,10 @@ func TestLeaseRevokedByHand(t *testing.T) {
 	}
 	took = lost(t, alone, 10*time.Second, registry.ErrLeaseGone).Round(time.Millisecond)
 	t.Logf("a session without keys is lost %s after the revocation", took)
-	if took > renewal+500*time.Millisecond {
+	if took > renewal+1500*time.Millisecond {
 		t.Errorf("lost after %s", took)
 	}
-	m.reaches(5*time.Second, e.Registration.Revision)
+	m.reaches(10*time.Second, e.Registration.Revision)
 	if events := m.take(); len(events) != 2 || !events[0].Deleted || events[1].CreateRevision != e.Registration.Revision || events[1].Lease != e.Lease {
 		t.Errorf("events %+v", events)
 	}
@@ -290,7 +290,10 @@ func TestLeaseRevokedByHand(t *testing.T) {
 // A thousand sessions end at once, since their process is cut off: each knows by its own
 // deadline before etcd lets go of its key, and whoever watches sees a thousand deletions.
 func TestThousandSessionsExpire(t *testing.T) {
-	const sessions = 1000
+	sessions := 1000
+	if raced {
+		sessions = 100
+	}
 	server, direct := ownServer(t)
 	k := newLink(t, server.Endpoint)
 	far, err := Open(t.Context(), Options{Endpoints: []string{"http://" + k.listener.Addr().String()}})
@@ -436,7 +439,7 @@ func TestIPv6(t *testing.T) {
 // makes calls fail, in place of trying for ever.
 func TestWrongPassword(t *testing.T) {
 	t.Parallel()
-	endpoint := plainServer(t, func(*embed.Config) {})
+	endpoint := plainServer(t, func(c *embed.Config) { c.BcryptCost = 4 }) // etcd's own takes seconds under the race detector
 	admin, err := Open(t.Context(), Options{Endpoints: []string{endpoint}})
 	if err != nil {
 		t.Fatal(err)
@@ -466,7 +469,7 @@ func TestWrongPassword(t *testing.T) {
 			took = time.Since(began)
 			st.Close()
 		}
-		if err == nil || took > 2*time.Second || !strings.Contains(err.Error(), "user") {
+		if err == nil || took > 4*time.Second || !strings.Contains(err.Error(), "user") {
 			t.Errorf("user %q, password %q: after %s: %v", o.User, o.Password, took, err)
 		}
 		t.Logf("user %q, password %q: after %s: %v", o.User, o.Password, took.Round(time.Millisecond), err)
@@ -495,7 +498,7 @@ func TestWrongPassword(t *testing.T) {
 		err := call(within(t, 5*time.Second))
 		took := time.Since(began)
 		t.Logf("after the password was changed, %s: after %s: %v", name, took.Round(time.Millisecond), err)
-		if err == nil || took > 2*time.Second || errors.Is(err, context.DeadlineExceeded) {
+		if err == nil || took > 4*time.Second || errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%s: after %s: %v", name, took, err)
 		}
 	}

@@ -122,7 +122,7 @@ func TestCompareFindsDifferences(t *testing.T) {
 	}
 	compare := func(t *testing.T, st registry.Store) (err error) {
 		synctest.Test(t, func(t *testing.T) {
-			_, err = storetest.Compare(t.Context(), memory.New(), st, storetest.CompareOptions{Seed: 1, Steps: 1500, Prefix: "/c/"})
+			_, err = storetest.Compare(t.Context(), memory.New(), st, storetest.CompareOptions{Seed: 1, Steps: 800, Prefix: "/c/"})
 		})
 		return err
 	}
@@ -133,7 +133,7 @@ func TestCompareFindsDifferences(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				st.Store = memory.New()
-				_, err := storetest.Compare(t.Context(), memory.New(), st, storetest.CompareOptions{Seed: 1, Steps: 1500, Prefix: "/c/"})
+				_, err := storetest.Compare(t.Context(), memory.New(), st, storetest.CompareOptions{Seed: 1, Steps: 800, Prefix: "/c/"})
 				if err == nil {
 					t.Error("not found")
 				}
