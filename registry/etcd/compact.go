@@ -8,24 +8,31 @@ import (
 	"go.etcd.io/etcd/server/v3/storage/mvcc"
 )
 
-const (
-	// keepRevisions is how far back history reaches: minutes of a load that is heavy
-	// for a registry, longer than any watch should lag.
-	keepRevisions = 500_000
-	// compactEvery is how often the leader looks. etcd's own compaction by revision
-	// looks every five minutes, in which 20,000 writes a second make six million
-	// revisions: gigabytes of file and memory, and a pause when they are dropped.
-	compactEvery = 10 * time.Second
-	// compactStep is the least that a compaction must drop, since each walks over all
-	// keys.
-	compactStep = 50_000
-)
+// compaction is how history is kept short.
+type compaction struct {
+	keep  int64         // revisions
+	every time.Duration // between two looks
+	// step is the least that a compaction must drop, since each walks over all keys.
+	step int64
+}
 
-// compactTo decides up to which revision history is dropped, given the first revision
-// that is kept now and the newest; 0 if that is not worth while.
-func compactTo(first, newest int64) int64 {
-	to := newest - keepRevisions
-	if to-max(first, 1) < compactStep {
+// usualCompaction keeps 25 s at 20,000 writes a second, and hours of what a registry
+// is written to usually: longer than any watch should lag. etcd's own compaction by revision looks every five minutes, in
+// which 20,000 writes a second make six million revisions: a file and an index of ten
+// times the size, and a pause when they are dropped.
+//
+// What is dropped leaves free pages in the file, which etcd writes to before it makes
+// the file larger; so the file stays at the size of the busiest time and needs no
+// defragmentation, which would stop the member meanwhile.
+func usualCompaction() compaction {
+	return compaction{keep: 500_000, every: 10 * time.Second, step: 50_000}
+}
+
+// to decides up to which revision history is dropped, given the first revision that is
+// kept now and the newest; 0 if that is not worth while.
+func (c compaction) to(first, newest int64) int64 {
+	to := newest - c.keep
+	if to-max(first, 1) < c.step {
 		return 0
 	}
 	return to
@@ -33,8 +40,8 @@ func compactTo(first, newest int64) int64 {
 
 // compact drops history as long as the server runs; of several members the leader
 // does it for all.
-func (s *Server) compact() {
-	tick := time.NewTicker(compactEvery)
+func (s *Server) compact(c compaction) {
+	tick := time.NewTicker(c.every)
 	defer tick.Stop()
 	for {
 		select {
@@ -46,7 +53,7 @@ func (s *Server) compact() {
 		if server.Leader() != server.MemberID() {
 			continue
 		}
-		to := compactTo(server.KV().FirstRev(), server.KV().Rev())
+		to := c.to(server.KV().FirstRev(), server.KV().Rev())
 		if to == 0 {
 			continue
 		}

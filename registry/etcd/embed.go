@@ -61,7 +61,10 @@ func StartServer(ctx context.Context, o ServerOptions) (*Server, error) {
 		s.Close()
 		return nil, err
 	}
-	s.work.Go(s.compact)
+	if o.compaction == (compaction{}) {
+		o.compaction = usualCompaction()
+	}
+	s.work.Go(func() { s.compact(o.compaction) })
 	return s, nil
 }
 

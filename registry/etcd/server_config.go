@@ -33,6 +33,8 @@ type ServerOptions struct {
 	CACert, Cert, Key string
 	Insecure          bool // allow addresses without TLS that other machines can reach
 	Logger            *slog.Logger
+
+	compaction compaction // zero means the usual one
 }
 
 const (

@@ -307,18 +307,19 @@ func TestServerTLS(t *testing.T) {
 
 // History is kept to some length, and compactions are worth their while.
 func TestCompactTo(t *testing.T) {
-	for _, c := range []struct{ first, newest, want int64 }{
+	c := compaction{keep: 1000, step: 100}
+	for _, x := range []struct{ first, newest, want int64 }{
 		{0, 1, 0},
-		{1, keepRevisions, 0},
-		{1, keepRevisions + compactStep, 0},
-		{1, keepRevisions + compactStep + 1, compactStep + 1},
-		{1, 10 * keepRevisions, 9 * keepRevisions},
-		{9 * keepRevisions, 10 * keepRevisions, 0},
-		{9 * keepRevisions, 10*keepRevisions + compactStep, 9*keepRevisions + compactStep},
-		{10 * keepRevisions, 10 * keepRevisions, 0}, // compacted by hand, to the newest
+		{1, 1000, 0},
+		{1, 1100, 0},
+		{1, 1101, 101},
+		{1, 10_000, 9000},
+		{9000, 10_000, 0},
+		{9000, 10_100, 9100},
+		{10_000, 10_000, 0}, // compacted by hand, to the newest
 	} {
-		if got := compactTo(c.first, c.newest); got != c.want {
-			t.Errorf("kept from %d, newest %d: %d, want %d", c.first, c.newest, got, c.want)
+		if got := c.to(x.first, x.newest); got != x.want {
+			t.Errorf("kept from %d, newest %d: %d, want %d", x.first, x.newest, got, x.want)
 		}
 	}
 }
