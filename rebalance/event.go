@@ -34,7 +34,7 @@ type Snapshot struct {
 // one entry for each partition of the action, in order, or fewer if Err ended it.
 type ClaimAnswered struct {
 	Number   uint64
-	Revision int64 // at which the outcomes hold
+	Revision int64 // of the last transaction
 	Outcomes []ClaimOutcome
 	Stale    bool // the guard did not hold; the remaining claims had no effect
 	Unknown  bool // the reply was lost; the remaining claims may have taken effect
@@ -45,6 +45,9 @@ type ClaimOutcome struct {
 	Mine   bool
 	Token  int64 // create-revision of the owner key, whoever holds it
 	Stream int32 // with Mine: the stream that the key names; -1 if it is none of the member's
+	// Revision at which it holds, where the claims took more than one transaction. A
+	// key that was held in the first may be free before the last. 0 is that of the answer.
+	Revision int64
 }
 
 // Drained: delivery of a revoked partition has stopped and what the application

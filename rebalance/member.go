@@ -354,6 +354,9 @@ func (m *Member) claimAnswered(now time.Duration, e ClaimAnswered) []Action {
 
 // outcome enters what became of one claim.
 func (m *Member) outcome(w Want, pt *part, revision int64, o ClaimOutcome) []Action {
+	if o.Revision != 0 {
+		revision = o.Revision
+	}
 	pt.seen, pt.doubt = max(pt.seen, revision), false
 	out := m.watch(w.Partition, pt, pt.seen)
 	pt.token = o.Token

@@ -296,7 +296,7 @@ func (w *world) claim(m *simMember, lease registry.LeaseID, a rebalance.Claim) r
 			if r.Holder == nil && r.Token == revision && w.born[topic] != a.Incarnations[topic] {
 				w.t.Fatalf("%s became the owner of %s by a claim of %d, and the topic is of %d", m.id, a.Wants[i].Partition, a.Incarnations[topic], w.born[topic])
 			}
-			o := rebalance.ClaimOutcome{Mine: r.Holder == nil, Token: r.Token, Stream: a.Wants[i].Stream}
+			o := rebalance.ClaimOutcome{Mine: r.Holder == nil, Token: r.Token, Stream: a.Wants[i].Stream, Revision: r.Revision}
 			if string(r.Value) != string(claims[i].Value) {
 				o.Stream = -1
 			}

@@ -32,11 +32,13 @@ type OwnerClaim struct {
 // ClaimResult is the outcome for one owner key. Token is the create-revision of
 // the key: the fencing token of whoever holds it now. Holder is nil if the key is
 // ours, by this claim or an earlier one under the same lease; Value tells which
-// thread it names, for an earlier claim may have named another.
+// thread it names, for an earlier claim may have named another. Revision is that of
+// the transaction that decided it: what happened to the key later is news.
 type ClaimResult struct {
-	Token  int64
-	Value  []byte
-	Holder *HeldError
+	Token    int64
+	Value    []byte
+	Holder   *HeldError
+	Revision int64
 }
 
 // Claim writes owner keys: this is the one place where ownership comes into
@@ -82,7 +84,7 @@ func Claim(ctx context.Context, st Store, lease LeaseID, g Guard, claims []Owner
 		}
 		for i, c := range part {
 			kv, mine := createdOrFound(c.Key, lease, res.Items[i].Txn)
-			r := ClaimResult{Token: kv.CreateRevision, Value: kv.Value}
+			r := ClaimResult{Token: kv.CreateRevision, Value: kv.Value, Revision: res.Revision}
 			if res.Items[i].Txn.Succeeded {
 				r.Value = c.Value
 			}

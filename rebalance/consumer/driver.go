@@ -294,7 +294,7 @@ func (d *driver) claim(s *registry.Session, a rebalance.Claim) {
 	answer := rebalance.ClaimAnswered{Number: a.Number, Revision: revision, Stale: errors.Is(err, registry.ErrStale)}
 	answer.Unknown = err != nil && !answer.Stale
 	for i, r := range results {
-		o := rebalance.ClaimOutcome{Mine: r.Holder == nil, Token: r.Token, Stream: a.Wants[i].Stream}
+		o := rebalance.ClaimOutcome{Mine: r.Holder == nil, Token: r.Token, Stream: a.Wants[i].Stream, Revision: r.Revision}
 		if string(r.Value) != string(claims[i].Value) {
 			o.Stream = -1
 		}
