@@ -85,9 +85,9 @@ func startProcess(t *testing.T, st registry.Store, ttl time.Duration, topics map
 	return p
 }
 
-// A group that rebalances a hundred times, by members that come, leave, lose
-// their session or are killed, while topics are created: nothing is wrong with it
-// at any time, though it often looks so. No broker is registered, so that no
+// A group that rebalances a hundred times, by members that come, leave, lose their
+// session or are killed, while a topic comes, grows and goes: nothing is wrong with
+// it at any time, though it often looks so. No broker is registered, so that no
 // records flow; the members claim and release all the same.
 func TestNoFalseAlarm(t *testing.T) {
 	for seed := range uint64(3) {
@@ -144,8 +144,8 @@ func rebalanceAndExamine(t *testing.T, seed uint64, rounds int) {
 	var gone []*process
 	for i := range rounds {
 		switch n := rnd.IntN(10); {
-		case i == rounds/2:
-			create(t, st, "later", 150)
+		case i%10 == 9:
+			changeTopic(t, st, rnd)
 		case len(running) < 2 || n < 4 && len(running) < 6:
 			start()
 		case n < 7:
@@ -190,6 +190,30 @@ func noAlarm(t *testing.T, d *inspect.Doctor) int {
 		}
 	}
 	return r.Unsettled
+}
+
+// changeTopic creates a topic that the members wait for, adds partitions to it, or
+// deletes it.
+func changeTopic(t *testing.T, st registry.Store, rnd *rand.Rand) {
+	kv, _, err := registry.GetKey(t.Context(), st, root.Topic("later"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if kv == nil {
+		create(t, st, "later", 150)
+		return
+	}
+	_, rec, _, err := root.ParseTopic(*kv)
+	if err == nil {
+		if n := int32(len(rec.Partitions)); n < 300 && rnd.IntN(2) == 0 {
+			_, err = registry.AddPartitions(t.Context(), st, root, "later", n+140, []int32{1})
+		} else {
+			_, err = registry.DeleteTopic(t.Context(), st, root, "later", registry.DeleteOptions{})
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 func create(t *testing.T, st registry.Store, topic string, partitions int32) {
