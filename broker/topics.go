@@ -332,16 +332,18 @@ func (t *topics) ProducerID(ctx context.Context) (int64, error) {
 // close closes all logs.
 func (t *topics) close() error {
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	var errs []error
-	for tn, l := range t.open {
-		if l.partition == nil {
-			continue
+	all := t.open
+	t.open = map[topicNumber]local{}
+	t.mu.Unlock() // each takes a few syncs, and /metrics is still served
+	names := slices.Collect(maps.Keys(all))
+	errs := make([]error, len(names))
+	parallel(len(names), func(i int) {
+		tn := names[i]
+		if p := all[tn].partition; p != nil {
+			if err := p.Close(); err != nil {
+				errs[i] = fmt.Errorf("close %s-%d: %w", tn.topic, tn.number, err)
+			}
 		}
-		if err := l.partition.Close(); err != nil {
-			errs = append(errs, fmt.Errorf("close %s-%d: %w", tn.topic, tn.number, err))
-		}
-	}
-	clear(t.open)
+	})
 	return errors.Join(errs...)
 }
