@@ -107,7 +107,7 @@ func TestCompose(t *testing.T) {
 	}
 	for i := range all {
 		ready(i)
-		containers[i].exec(t, 10*time.Second, p.Services[names[i]].HealthCheck.Test[1:]...)
+		containers[i].exec(t, toolLimit, p.Services[names[i]].HealthCheck.Test[1:]...)
 	}
 	// A tool on the host, as the head of the file says.
 	host := &nodes{ids: []int{1, 2, 3}, tool: func(args ...string) []string {

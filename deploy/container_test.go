@@ -7,12 +7,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -277,7 +279,8 @@ func TestContainer(t *testing.T) {
 	until(t, 30*time.Second, "ready", func() bool {
 		return strings.HasPrefix(p.stdout.String(), "ready") && answers("http://"+n.address(11)+":8080/readyz")
 	}, p)
-	c.exec(t, 10*time.Second, im.health[1:]...)
+	c.exec(t, toolLimit, im.health[1:]...)
+	checkMetrics(t, "http://"+n.address(11)+":8080/metrics")
 	work(t, &nodes{tool: func(args ...string) []string {
 		return c.command(append([]string{path.Join("/", "usr/bin/muster")}, args...)...).Args
 	}, ids: []int{1}})
@@ -293,6 +296,33 @@ func TestContainer(t *testing.T) {
 	p.stop(30 * time.Second)
 	if out, err := c.command(im.health[1:]...).CombinedOutput(); err == nil {
 		t.Errorf("the health check passes on a daemon that has ended: %s", out)
+	}
+}
+
+// checkMetrics: what the page tells to watch is there to be watched.
+func checkMetrics(t *testing.T, url string) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(in.Repo, page))
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := regexp.MustCompile("`(?:muster|etcd)_[a-z_]+`").FindAllString(string(text), -1)
+	if len(names) < 5 {
+		t.Fatalf("the page names only the metrics %v", names)
+	}
+	res, err := client.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	served, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		if name = strings.Trim(name, "`"); !strings.Contains(string(served), "\n# TYPE "+name+" ") {
+			t.Errorf("no metric %s", name)
+		}
 	}
 }
 
