@@ -1,7 +1,7 @@
 // Command figures measures what Muster promises in numbers: start, memory,
-// throughput, and the time until a consumer's partitions are taken over. It uses
-// the program as its users do, through processes, pipes and signals; nothing of
-// Muster is linked in.
+// throughput, the time until a consumer's partitions are taken over, and what views
+// and sessions cost a Go program. It uses the program as its users do, through
+// processes, pipes and signals; nothing of Muster is linked in.
 //
 //	main.go        flags, order, output
 //	figure.go      what a figure is, and how it is printed
@@ -9,6 +9,7 @@
 //	daemon.go      a daemon on free ports
 //	start.go       start to ready; memory
 //	throughput.go  records and bytes by the second
+//	views.go       views and sessions, in the probe of package registry
 //	takeover.go    from a signal to the last owner key
 package main
 
@@ -59,6 +60,7 @@ var sections = []struct {
 	{"start", (*bench).measureStart},
 	{"memory", (*bench).measureMemory},
 	{"throughput", (*bench).measureThroughput},
+	{"views", (*bench).measureViews},
 	{"takeover", (*bench).measureTakeover},
 }
 

@@ -230,6 +230,19 @@ func (p *process) memory(field string) (float64, error) {
 	return kib / 1024, nil
 }
 
+// cpu is the time that the child has used, of user and system. The kernel counts it in
+// hundredths of a second.
+func (p *process) cpu() (time.Duration, error) {
+	_, rest, _ := strings.Cut(readText(fmt.Sprintf("/proc/%d/stat", p.pid())), ") ")
+	fields := strings.Fields(rest) // from the third on: the second is the name, in parentheses
+	if len(fields) < 13 {
+		return 0, fmt.Errorf("%s (pid %d): no CPU time in its stat", p.name, p.pid())
+	}
+	user, err1 := strconv.ParseInt(fields[11], 10, 64)
+	system, err2 := strconv.ParseInt(fields[12], 10, 64)
+	return time.Duration(user+system) * 10 * time.Millisecond, errors.Join(err1, err2)
+}
+
 // written is how many bytes the child has given to write(2), sockets included.
 func (p *process) written() (int64, error) {
 	text := lineAfter(readText(fmt.Sprintf("/proc/%d/io", p.pid())), "wchar", ":")

@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -31,6 +33,9 @@ func (b *bench) measureStart(ctx context.Context) error {
 			return err
 		}
 		empty.addTime(d.toward)
+		if err := d.addSteps("… empty data directory: "); err != nil {
+			return err
+		}
 		if err := d.stop(ctx); err != nil {
 			return err
 		}
@@ -43,6 +48,7 @@ func (b *bench) measureRestart(ctx context.Context) error {
 	clean := b.figure("start", "to ready, existing, after a clean stop", "s").target(targetReady)
 	stop := b.figure("start", "clean stop: SIGTERM to exit", "s")
 	crash := b.figure("start", "to ready, existing, after kill -9", "s").target(targetReady)
+	parts := map[*figure]string{clean: "… after a clean stop: ", crash: "… after kill -9: "}
 	dir := filepath.Join(b.dir, "existing")
 	p, err := freePorts()
 	if err != nil {
@@ -77,12 +83,43 @@ func (b *bench) measureRestart(ctx context.Context) error {
 		}
 		d = next
 		into.addTime(d.toward)
+		if err := d.addSteps(parts[into]); err != nil {
+			return err
+		}
 		// After a crash the log is scanned; the records written now are what is found.
 		if err := d.produce(ctx, "orders", existingRecords/10); err != nil {
 			return err
 		}
 	}
 	return d.stop(ctx)
+}
+
+// addSteps adds where the time to ready went, as the daemon itself logs it, step by
+// step, and what is left: the start of the process, and the way of its ready line.
+func (d *daemon) addSteps(name string) error {
+	var line string
+	for text := range strings.Lines(readText(d.log)) {
+		if strings.Contains(text, " msg=ready ") {
+			line = text
+		}
+	}
+	rest := d.toward
+	steps := 0
+	for _, field := range strings.Fields(line) {
+		step, value, _ := strings.Cut(field, "=")
+		took, err := time.ParseDuration(value)
+		if err != nil || step == "took" {
+			continue // not a step
+		}
+		d.b.figure("start", name+step, "s").addTime(took)
+		rest -= took
+		steps++
+	}
+	if steps == 0 {
+		return d.explain(errors.New("it does not log the steps of its start"))
+	}
+	d.b.figure("start", name+"the process itself", "s").addTime(rest)
+	return nil
 }
 
 // measureMemory looks at daemons that have done nothing since they started. They
