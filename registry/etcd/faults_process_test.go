@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -63,6 +64,7 @@ type announced struct {
 	*registry.Announcement
 	t      *testing.T
 	events chan registry.AnnounceEvent
+	closed sync.Once
 }
 
 func announce(t *testing.T, st registry.Store, key string, ttl time.Duration) *announced {
@@ -74,15 +76,19 @@ func announce(t *testing.T, st registry.Store, key string, ttl time.Duration) *a
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
+	t.Cleanup(a.close)
+	a.next(registry.AnnounceRegistered, time.Second)
+	return a
+}
+
+func (a *announced) close() {
+	a.closed.Do(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
 		if err := a.Close(ctx); err != nil {
-			t.Error(err)
+			a.t.Error(err)
 		}
 	})
-	a.next(registry.AnnounceRegistered, time.Second)
-	return a
 }
 
 // next waits for an event of that kind, and returns how long that took. Attempts that
@@ -183,11 +189,20 @@ func TestEtcdKilledAndStarted(t *testing.T) {
 	}
 }
 
-// The only etcd is stopped for three times the time to live, then goes on: the session
-// is declared lost before that by its own deadline, the process registers again under
-// the same key, and views are right.
-func TestEtcdPausedForThreeLeases(t *testing.T) {
+// The only etcd is away for three times the time to live, stopped or dead: the session
+// is declared lost before that by its own deadline; afterwards the process registers
+// again under the same key, and views are right.
+func TestEtcdAwayForThreeLeases(t *testing.T) {
 	t.Parallel()
+	for name, signal := range map[string]syscall.Signal{"paused": syscall.SIGSTOP, "killed": syscall.SIGKILL} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			awayForThreeLeases(t, signal)
+		})
+	}
+}
+
+func awayForThreeLeases(t *testing.T, signal syscall.Signal) {
 	server := newProcess(t)
 	st, err := Open(t.Context(), Options{Endpoints: []string{server.o.ListenClient}})
 	if err != nil {
@@ -203,7 +218,7 @@ func TestEtcdPausedForThreeLeases(t *testing.T) {
 	for troubled(m.view) {
 	}
 
-	server.signal(syscall.SIGSTOP)
+	server.signal(signal)
 	stopped := time.Now()
 	e, took := a.next(registry.AnnounceLost, ttl+time.Second)
 	t.Logf("lost %s after the stop, time to live %s: %v", took, ttl, e.Err)
@@ -218,7 +233,7 @@ func TestEtcdPausedForThreeLeases(t *testing.T) {
 		t.Error("the view does not say that it hears nothing")
 	}
 	time.Sleep(time.Until(stopped.Add(3 * ttl)))
-	server.back(syscall.SIGSTOP)
+	server.back(signal)
 
 	e, took = a.next(registry.AnnounceRegistered, 10*time.Second)
 	t.Logf("registered again %s after it went on", took)
@@ -228,4 +243,5 @@ func TestEtcdPausedForThreeLeases(t *testing.T) {
 	if kv := m.keys()[key]; kv.Lease != e.Lease || kv.CreateRevision != e.Registration.Revision || kv.CreateRevision <= old.Revision || !a.Alive() {
 		t.Errorf("the key is %+v, registered as %+v, before as %+v; alive: %t", kv, e, old, a.Alive())
 	}
+	a.close() // before the etcd that was started last is ended
 }
