@@ -100,16 +100,13 @@ func (d *logDirs) wake() {
 	}
 }
 
-// move renames a directory for good.
+// move renames a directory. A crash may undo it: whose log a directory has is told
+// by its contents, and the next start puts it in order again.
 func (d *logDirs) move(from, to string) error {
-	disk := storage.OS{}
-	if err := disk.MkdirAll(filepath.Dir(to)); err != nil {
+	if err := (storage.OS{}).MkdirAll(filepath.Dir(to)); err != nil {
 		return err
 	}
-	if err := os.Rename(from, to); err != nil {
-		return err
-	}
-	return errors.Join(disk.SyncDir(filepath.Dir(to)), disk.SyncDir(filepath.Dir(from)))
+	return os.Rename(from, to)
 }
 
 // settle puts in order what is on the disk when the daemon starts: logs of no topic

@@ -31,7 +31,9 @@ type topics struct {
 
 	catalog  *catalog // of the goroutine that follows, as what comes next
 	failing  map[topicNumber]time.Time
-	reported map[string]bool // bad records that were complained about
+	line     []topicNumber        // to be opened, a slice at a time
+	waiting  map[topicNumber]bool // those in line
+	reported map[string]bool      // bad records that were complained about
 
 	mu       sync.RWMutex
 	snapshot api.Snapshot
@@ -64,7 +66,7 @@ type localSpec struct {
 
 func newTopics(d *Daemon) *topics {
 	t := &topics{d: d, queued: make(chan struct{}, 1), catalog: newCatalog(d.cfg.Root),
-		failing: map[topicNumber]time.Time{}, reported: map[string]bool{}, open: map[topicNumber]local{},
+		failing: map[topicNumber]time.Time{}, waiting: map[topicNumber]bool{}, reported: map[string]bool{}, open: map[topicNumber]local{},
 		snapshot: api.Snapshot{Controller: -1}}
 	t.dirs = newLogDirs(d.cfg.DataDir, d.log)
 	t.errands = newErrands(d)
@@ -89,6 +91,11 @@ func (t *topics) enqueue(_ registry.Snapshot, events []registry.Event) {
 	t.queueMu.Lock()
 	t.queue = append(t.queue, events...)
 	t.queueMu.Unlock()
+	t.wake()
+}
+
+// wake has follow look at the queue, and at what waits to be opened.
+func (t *topics) wake() {
 	select {
 	case t.queued <- struct{}{}:
 	default:
@@ -110,6 +117,9 @@ func (t *topics) load() error {
 		return err
 	}
 	t.update(ch)
+	for len(t.line) > 0 {
+		t.openSome()
+	}
 	return nil
 }
 
@@ -121,13 +131,19 @@ func (t *topics) follow(ctx context.Context, trouble <-chan struct{}) {
 	for {
 		t.pulse.beat()
 		retry, stop := t.nextRetry()
+		if len(t.line) > 0 {
+			t.openSome()
+			t.wake()
+		}
 		select {
 		case <-ctx.Done():
 			stop()
 			return
 		case <-beat.C:
 		case <-t.queued:
-			t.update(t.catalog.apply(t.dequeue()))
+			if events := t.dequeue(); len(events) > 0 {
+				t.update(t.catalog.apply(events))
+			}
 		case <-retry:
 			t.retry()
 		case <-trouble:
@@ -196,7 +212,13 @@ func (t *topics) update(ch catalogChange) {
 		t.publish(next, todo.close) // nobody is to find what is about to be closed
 		t.closeAll(todo)
 	}
-	t.openAll(todo.open)
+	// Clients are shown a partition when it can be used; but not where that would
+	// hold up everything else.
+	if len(todo.open)+len(t.line) <= openSlice {
+		t.openAll(todo.open)
+	} else {
+		t.wait(todo.open)
+	}
 	t.publish(next, nil)
 	for name := range ch.topics {
 		n, created := t.catalog.count(name, t.d.cfg.ID)

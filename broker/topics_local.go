@@ -19,6 +19,9 @@ import (
 // disk, and more readers only make it seek.
 const openAtOnce = 4
 
+// openSlice is how many logs are opened before changes are looked at again.
+const openSlice = 64
+
 // localChanges is what is to be done about partitions of this daemon, in this order.
 type localChanges struct {
 	close []closing
@@ -27,9 +30,10 @@ type localChanges struct {
 }
 
 type closing struct {
-	tn  topicNumber
-	l   local
-	why *kerr.Error
+	tn   topicNumber
+	l    local
+	why  *kerr.Error
+	drop bool // its log is not kept
 }
 
 // settingAside is about the directory of a partition that does not exist any more.
@@ -55,37 +59,41 @@ func (t *topics) plan(before, topic api.Topic, condemned bool, todo *localChange
 		tn := topicNumber{name, info.Number}
 		_, still := topic.Partition(info.Number)
 		gone := !same || exists && !still
-		t.planOne(tn, topic, settings, gone, todo)
+		t.planOne(tn, topic, settings, fate{gone: gone, condemned: condemned}, todo)
 		if gone && existed {
 			todo.aside = append(todo.aside, settingAside{tn, !condemned})
 		}
 	}
 	for _, info := range topic.Partitions {
 		if _, seen := before.Partition(info.Number); !seen {
-			t.planOne(topicNumber{name, info.Number}, topic, settings, false, todo)
+			t.planOne(topicNumber{name, info.Number}, topic, settings, fate{}, todo)
 		}
 	}
 }
 
+// fate is what became of a partition: whether it exists no more, and whether its
+// topic was to be deleted.
+type fate struct{ gone, condemned bool }
+
 // planOne plans for one partition.
-func (t *topics) planOne(tn topicNumber, topic api.Topic, settings logSettings, gone bool, todo *localChanges) {
+func (t *topics) planOne(tn topicNumber, topic api.Topic, settings logSettings, f fate, todo *localChanges) {
 	info, there := topic.Partition(tn.number)
 	want := localSpec{id: topic.ID, epoch: info.LeaderEpoch, settings: settings}
 	wanted := there && info.Leader == t.d.cfg.ID && topic.ID != uuid.Nil
 	l, have := t.open[tn] // only this goroutine changes it
 	if have && (!wanted || l.spec != want) {
 		why := kerr.NotLeaderForPartition
-		if gone {
+		if f.gone {
 			why = kerr.UnknownTopicOrPartition
 		}
-		todo.close = append(todo.close, closing{tn, l, why})
+		todo.close = append(todo.close, closing{tn, l, why, f.gone && f.condemned})
 		delete(t.failing, tn)
 		have = false
 	}
 	if !wanted || have && l.err == nil {
 		return
 	}
-	if have && time.Now().Before(t.failing[tn]) {
+	if have && time.Now().Before(t.failing[tn]) || t.waiting[tn] {
 		return
 	}
 	todo.open = append(todo.open, opening{tn, want, l.pause})
@@ -124,7 +132,7 @@ func (t *topics) closeAll(todo localChanges) {
 		if c.l.partition == nil {
 			return
 		}
-		if err := c.l.partition.Retire(c.why); err != nil {
+		if err := c.l.partition.Retire(c.why, c.drop); err != nil {
 			t.d.log.Error("partition was not closed cleanly", "topic", c.tn.topic, "partition", c.tn.number, "error", err)
 		}
 	})
@@ -136,6 +144,29 @@ func (t *topics) closeAll(todo localChanges) {
 		if err := t.dirs.setAside(a.tn.topic, a.tn.number, a.keep); err != nil {
 			t.d.log.Error("log of a topic that is gone cannot be moved aside", "topic", a.tn.topic, "partition", a.tn.number, "error", err)
 		}
+	}
+}
+
+// openSome opens what waited to be opened, as far as it is still wanted: a slice of
+// it, so that other changes need not wait for all of a large topic.
+func (t *topics) openSome() {
+	slice := t.line[:min(len(t.line), openSlice)]
+	t.line = t.line[len(slice):]
+	known := t.Snapshot().Topics
+	var todo localChanges
+	for _, tn := range slice {
+		delete(t.waiting, tn)
+		topic, _ := known.Get(tn.topic)
+		t.planOne(tn, topic, t.settings(tn.topic), fate{}, &todo)
+	}
+	t.openAll(todo.open)
+}
+
+// wait puts partitions in line to be opened.
+func (t *topics) wait(jobs []opening) {
+	for _, j := range jobs {
+		t.waiting[j.tn] = true
+		t.line = append(t.line, j.tn)
 	}
 }
 

@@ -175,6 +175,24 @@ func fetch11() *kversion.Versions {
 	return v
 }
 
+// shows waits until a daemon shows clients the topic with that id.
+func shows(t *testing.T, d *broker.Daemon, topic string, id uuid.UUID) {
+	t.Helper()
+	k := newClient(t, d)
+	req := kmsg.NewPtrMetadataRequest()
+	asked := kmsg.NewMetadataRequestTopic()
+	asked.Topic = &topic
+	req.Topics = append(req.Topics, asked)
+	eventually(t, func() string {
+		res, err := req.RequestWith(t.Context(), k)
+		must(t, err)
+		if now := uuid.UUID(res.Topics[0].TopicID); now != id {
+			return fmt.Sprintf("id %s, want %s", now, id)
+		}
+		return ""
+	})
+}
+
 // A topic deleted and made again within one step of the daemon, or while it is
 // down, begins anew, and the old log is kept for a day where the daemon did not see
 // that it was to be deleted.
@@ -188,10 +206,12 @@ func TestTopicMadeAnewGetsANewLog(t *testing.T) {
 	create(t, st, "orders", 1, 7)
 	k := producer(t, d)
 	produce(t, k, "orders", 0, "old")
+	var newest registry.TopicRecord
 	for range 5 {
 		deleteTopic(t, st, "orders")
-		create(t, st, "orders", 1, 7)
+		newest = create(t, st, "orders", 1, 7)
 	}
+	shows(t, d, "orders", newest.ID())
 	if at := produce(t, producer(t, d), "orders", 0, "new"); at != 0 {
 		t.Errorf("the first record has offset %d", at)
 	}

@@ -150,8 +150,12 @@ func (p *Local) Close() error { return p.log.Close() }
 
 // Retire closes the partition because the broker is not to serve it any more.
 // Whoever still uses it or waits for it is told why: it moved, or its topic is gone.
-func (p *Local) Retire(why *kerr.Error) error {
+// With drop nothing is made durable, since the log is about to be removed.
+func (p *Local) Retire(why *kerr.Error, drop bool) error {
 	p.retired.Store(why)
+	if drop {
+		return p.log.Drop()
+	}
 	return p.log.Close()
 }
 

@@ -220,7 +220,7 @@ func TestLocalOnTheDisk(t *testing.T) {
 // Who waits for more of a partition that is given up, or asks for it later, is told
 // why it was.
 func TestRetire(t *testing.T) {
-	for _, why := range []*kerr.Error{kerr.UnknownTopicOrPartition, kerr.NotLeaderForPartition} {
+	for drop, why := range map[bool]*kerr.Error{true: kerr.UnknownTopicOrPartition, false: kerr.NotLeaderForPartition} {
 		p := openOn(t, storage.NewMemFS(), 0)
 		if _, err := p.Append(batch(-1, -1, 0)); err != nil {
 			t.Fatal(err)
@@ -228,7 +228,7 @@ func TestRetire(t *testing.T) {
 		waits := make(chan error, 1)
 		go func() { waits <- p.AwaitHighWatermark(t.Context(), 5) }()
 		grown := p.Grown(5)
-		if err := p.Retire(why); err != nil {
+		if err := p.Retire(why, drop); err != nil {
 			t.Fatal(err)
 		}
 		<-grown

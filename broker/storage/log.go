@@ -186,7 +186,15 @@ func (l *Log) DurablePast(offset int64) <-chan struct{} { return l.durable.passe
 // Close makes what was appended durable, leaves the mark by which the next Open
 // knows that it need not scan, and releases the files. A log that has failed
 // returns its error and leaves no mark.
-func (l *Log) Close() error {
+func (l *Log) Close() error { return l.shut(l.closeCleanly) }
+
+// Drop closes a log whose directory is about to be removed: it makes nothing
+// durable and leaves no mark.
+func (l *Log) Drop() error { return l.shut(func() error { return nil }) }
+
+// shut ends all use of the log. last is called, unless the log has failed, when
+// nothing is appended any more.
+func (l *Log) shut(last func() error) error {
 	l.mu.Lock()
 	if l.closed {
 		l.mu.Unlock()
@@ -199,7 +207,7 @@ func (l *Log) Close() error {
 	<-l.syncDone
 	err := l.durable.failure()
 	if err == nil {
-		err = l.closeCleanly()
+		err = last()
 	}
 	l.durable.stop(ErrClosed)
 	l.readers.close()
