@@ -175,8 +175,9 @@ func fetch11() *kversion.Versions {
 	return v
 }
 
-// shows waits until a daemon shows clients the topic with that id.
-func shows(t *testing.T, d *broker.Daemon, topic string, id uuid.UUID) {
+// shows waits until a daemon shows clients the topic with that id and so many
+// partitions.
+func shows(t *testing.T, d *broker.Daemon, topic string, id uuid.UUID, partitions int) {
 	t.Helper()
 	k := newClient(t, d)
 	req := kmsg.NewPtrMetadataRequest()
@@ -186,8 +187,9 @@ func shows(t *testing.T, d *broker.Daemon, topic string, id uuid.UUID) {
 	eventually(t, func() string {
 		res, err := req.RequestWith(t.Context(), k)
 		must(t, err)
-		if now := uuid.UUID(res.Topics[0].TopicID); now != id {
-			return fmt.Sprintf("id %s, want %s", now, id)
+		got := res.Topics[0]
+		if now := uuid.UUID(got.TopicID); now != id || len(got.Partitions) != partitions {
+			return fmt.Sprintf("id %s, %d partitions, want %s, %d", now, len(got.Partitions), id, partitions)
 		}
 		return ""
 	})
@@ -211,7 +213,7 @@ func TestTopicMadeAnewGetsANewLog(t *testing.T) {
 		deleteTopic(t, st, "orders")
 		newest = create(t, st, "orders", 1, 7)
 	}
-	shows(t, d, "orders", newest.ID())
+	shows(t, d, "orders", newest.ID(), 1)
 	if at := produce(t, producer(t, d), "orders", 0, "new"); at != 0 {
 		t.Errorf("the first record has offset %d", at)
 	}
