@@ -40,6 +40,10 @@ func enableAuth(t *testing.T, endpoint string) {
 	}
 }
 
+// cheapBcrypt is the least cost: passwords are checked for each stream, and with the
+// race detector each takes seconds.
+const cheapBcrypt = 4
+
 func openAs(t *testing.T, endpoint, user string) *Store {
 	t.Helper()
 	st, err := Open(t.Context(), Options{Endpoints: []string{endpoint}, User: user, Password: user})
@@ -54,6 +58,7 @@ func openAs(t *testing.T, endpoint, user string) *Store {
 func TestRestartWithUsers(t *testing.T) {
 	t.Parallel()
 	o := freePorts(t, t.TempDir())
+	o.bcryptCost = cheapBcrypt
 	server, err := StartServer(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
@@ -61,7 +66,7 @@ func TestRestartWithUsers(t *testing.T) {
 	defer func() { server.Close() }()
 	enableAuth(t, server.Endpoint)
 	st := openAs(t, server.Endpoint, "alice")
-	s, err := registry.OpenSession(t.Context(), st, registry.SessionOptions{TTL: 6 * time.Second})
+	s, err := registry.OpenSession(t.Context(), st, registry.SessionOptions{TTL: 10 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,7 +80,7 @@ func TestRestartWithUsers(t *testing.T) {
 		if server, err = StartServer(t.Context(), o); err != nil {
 			t.Fatal(err)
 		}
-		quiet := time.NewTimer(7 * time.Second) // past the session's time to live
+		quiet := time.NewTimer(11 * time.Second) // past the session's time to live
 		select {
 		case <-s.Done():
 			t.Fatalf("session: %v", s.Err())
@@ -108,7 +113,9 @@ func TestRestartWithUsers(t *testing.T) {
 // with when a watch is added to it.
 func TestTokenRunsOut(t *testing.T) {
 	t.Parallel()
-	cfg, err := serverConfig(freePorts(t, t.TempDir()))
+	o := freePorts(t, t.TempDir())
+	o.bcryptCost = cheapBcrypt
+	cfg, err := serverConfig(o)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -259,7 +259,7 @@ func (m *conns) ask(endpoint string, c *conn) {
 		defer cancel()
 		var err error
 		if c, err = m.dial(ctx, endpoint); err != nil {
-			m.tell(connEvent{answer: &answer{endpoint: endpoint, err: reason(err)}})
+			m.tell(connEvent{answer: failedAnswer(endpoint, err)})
 			return
 		}
 	}
@@ -267,11 +267,15 @@ func (m *conns) ask(endpoint string, c *conn) {
 	defer cancel()
 	a, err := c.ask(ctx)
 	if err != nil {
-		a = &answer{endpoint: endpoint, err: reason(err)}
+		a = failedAnswer(endpoint, err)
 	}
 	if !m.tell(connEvent{answer: a, conn: c}) && fresh {
 		c.close()
 	}
+}
+
+func failedAnswer(endpoint string, err error) *answer {
+	return &answer{endpoint: endpoint, err: reason(err), refused: refused(err)}
 }
 
 // ask puts the question whether the member can serve: to name the members of the

@@ -82,6 +82,8 @@ func convert(err error) error {
 		return fmt.Errorf("%w: %w", registry.ErrLeaseNotFound, err)
 	case is(rpctypes.ErrPermissionDenied):
 		return fmt.Errorf("%w: %w", registry.ErrPermission, err)
+	case is(rpctypes.ErrAuthFailed):
+		return fmt.Errorf("etcd refuses the user or the password (--etcd-user, --etcd-password-file): %w", err)
 	case is(rpctypes.ErrNoSpace):
 		return fmt.Errorf("%w: %w", ErrNoSpace, err)
 	case is(rpctypes.ErrNoLeader, rpctypes.ErrTimeoutDueToLeaderFail, rpctypes.ErrTimeoutDueToConnectionLost, rpctypes.ErrTimeout):

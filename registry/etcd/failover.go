@@ -47,6 +47,7 @@ const (
 type answer struct {
 	endpoint string
 	err      string // why it cannot, or gave no answer; empty if it can
+	refused  bool   // it does not know the user, which says nothing of what it can
 	cluster  uint64
 	member   uint64
 	term     uint64   // of its leader
@@ -161,6 +162,10 @@ func (f *failover) heard(now time.Duration, a *answer) (use string) {
 	f.next[a.endpoint] = now + askAgain
 	id, isLearned := f.learned[a.endpoint]
 	switch {
+	case a.refused && a.endpoint == f.current:
+		f.doubt, f.next[f.current] = false, now+askEvery
+		clear(f.fails)
+		return ""
 	case a.err != "":
 	case a.cluster != f.cluster:
 		// What an address means depends on where one stands: 127.0.0.1 is

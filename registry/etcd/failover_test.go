@@ -172,6 +172,11 @@ func TestFailoverStays(t *testing.T) {
 		t.Errorf("after the loss of the connection: doubt %v, asks %v", w.f.doubt, act.ask)
 	}
 
+	w.f.step(w.now, failoverInput{answer: &answer{endpoint: "http://a", err: "user unknown", refused: true}})
+	if w.f.doubt || w.f.current != "http://a" {
+		t.Errorf("after it refused the user: doubt %v, uses %s", w.f.doubt, w.f.current)
+	}
+
 	alone := &answer{endpoint: "http://a", cluster: 1, member: 1, members: []member{{1, []string{"http://a", "http://other-name"}}}}
 	f := newFailover(0, []string{"http://a"}, alone)
 	act = f.step(askEvery, failoverInput{broken: "http://a"})

@@ -35,6 +35,7 @@ type ServerOptions struct {
 	Logger            *slog.Logger
 
 	compaction compaction // zero means the usual one
+	bcryptCost uint       // zero means etcd's default
 }
 
 const (
@@ -102,6 +103,9 @@ func serverConfig(o ServerOptions) (*embed.Config, error) {
 	cfg.SnapshotCount, cfg.SnapshotCatchUpEntries = snapshotEvery, snapshotCatchUp
 	cfg.QuotaBackendBytes = quotaBytes
 	cfg.EnableGRPCGateway = false
+	if o.bcryptCost != 0 {
+		cfg.BcryptCost = o.bcryptCost
+	}
 	cfg.LogLevel = "error"
 	return cfg, nil
 }
