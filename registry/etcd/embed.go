@@ -49,8 +49,13 @@ func StartServer(ctx context.Context, o ServerOptions) (*Server, error) {
 	}
 	s := &Server{etcd: e, log: core, Endpoint: ownEndpoint(cfg)}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	if err = checkMembers(o, e); err == nil {
+	differs, err := checkMembers(o, e)
+	if err == nil {
 		core.starting.Store(false)
+		if differs != "" {
+			core.log.Warn("--etcd-initial-cluster is not what the data say, and the data count; members are changed with etcdctl member",
+				"initial_cluster", o.InitialCluster, "members", differs)
+		}
 		err = s.awaitReady(ctx, o)
 	}
 	if err == nil {

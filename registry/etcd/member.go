@@ -70,27 +70,37 @@ func saveMember(o ServerOptions) error {
 
 // checkMembers compares the flags with the cluster as the data know it. A member that
 // is alone by its data and one of several by its flags would hold a registry of its
-// own beside that of the others.
-func checkMembers(o ServerOptions, e *embed.Etcd) error {
-	var actual []string
+// own beside that of the others. Other differences are normal after members were added
+// or replaced; then the data count, and differs says so.
+func checkMembers(o ServerOptions, e *embed.Etcd) (differs string, err error) {
+	var actual, urls []string
 	for _, m := range e.Server.Cluster().Members() {
 		name := m.Name
 		if name == "" {
 			name = "?" // it has not started yet
 		}
+		urls = append(urls, m.PeerURLs...)
 		actual = append(actual, name+"="+strings.Join(m.PeerURLs, "+"))
 	}
 	slices.Sort(actual)
-	flag := 0
+	var said []string
 	if o.InitialCluster != "" {
-		flag = 1 + strings.Count(o.InitialCluster, ",")
+		for entry := range strings.SplitSeq(o.InitialCluster, ",") {
+			_, u, _ := strings.Cut(entry, "=")
+			said = append(said, u)
+		}
 	}
 	switch {
-	case flag > 1 && len(actual) == 1:
-		return fmt.Errorf("the etcd data in %s are those of a cluster of one member, and --etcd-initial-cluster names %d: leave the flag out, or choose an empty --data-dir, or make the cluster grow with etcdctl member add",
-			o.Dir, flag)
-	case flag == 0 && len(actual) > 1:
-		return fmt.Errorf("the etcd data in %s are those of one of the members %s: start with --etcd-initial-cluster", o.Dir, strings.Join(actual, ","))
+	case len(said) > 1 && len(actual) == 1:
+		return "", fmt.Errorf("the etcd data in %s are those of a cluster of one member, and --etcd-initial-cluster names %d: leave the flag out, or choose an empty --data-dir, or make the cluster grow with etcdctl member add",
+			o.Dir, len(said))
+	case len(said) == 0 && len(actual) > 1:
+		return "", fmt.Errorf("the etcd data in %s are those of one of the members %s: start with --etcd-initial-cluster", o.Dir, strings.Join(actual, ","))
 	}
-	return nil
+	slices.Sort(urls)
+	slices.Sort(said)
+	if len(said) > 0 && !slices.Equal(urls, said) {
+		differs = strings.Join(actual, ",")
+	}
+	return differs, nil
 }

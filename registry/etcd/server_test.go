@@ -190,6 +190,14 @@ func TestServerRefusesOtherData(t *testing.T) {
 	grown.InitialCluster = "test=" + o.ListenPeer + ",b=http://127.0.0.1:1"
 	refuses("one of several", grown, "cluster of one member", "member add")
 
+	// Of one member by either, but at another address: said, and the data count.
+	var log lockedBuffer
+	moved := o
+	moved.InitialCluster, moved.Logger = "test=http://127.0.0.1:1", slog.New(slog.NewTextHandler(&log, nil))
+	if err := start(moved); err != nil || !strings.Contains(log.String(), "--etcd-initial-cluster is not what the data say") || !strings.Contains(log.String(), o.ListenPeer) {
+		t.Errorf("another address: error %v, log %s", err, log.String())
+	}
+
 	record := memberRecord{Version: 1, Etcd: "3.99.0", Name: "test"}
 	write := func() {
 		data, err := json.Marshal(record)
