@@ -148,6 +148,48 @@ func TestAnnounceRegistersAgainAfterEveryLoss(t *testing.T) {
 	})
 }
 
+// A lease that ends between its grant and the registration costs an attempt, not the
+// time until a renewal tells.
+func TestAnnounceWhenTheNewLeaseIsGoneToo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := memory.New()
+		var events eventLog[registry.AnnounceEvent]
+		a, err := registry.Announce(t.Context(), st, registry.AnnounceOptions{Key: "/ids/a", Value: []byte("a"), Listener: events.note})
+		if err != nil {
+			t.Fatal(err)
+		}
+		lease := a.Session().Lease()
+		next := lease + 1 // as the twin counts
+		st.SetHooks(memory.Hooks{Before: func(_ context.Context, op string) error {
+			if op == "txn" && next <= lease+3 {
+				st.Expire(next)
+				next++
+			}
+			return nil
+		}})
+		st.Expire(lease)
+		began := time.Now()
+		for registered := 0; registered < 2; {
+			time.Sleep(time.Millisecond)
+			registered = 0
+			events.mu.Lock()
+			for _, e := range events.events {
+				if e.Kind == registry.AnnounceRegistered {
+					registered++
+				}
+			}
+			events.mu.Unlock()
+		}
+		want(t, "events", announceKinds(events.take()), "registered lost failed registered")
+		if took := time.Since(began); took > ttl/6 || a.Session().Lease() != lease+4 {
+			t.Errorf("registered after %s under lease %d", took, a.Session().Lease())
+		}
+		if err := a.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // The three outcomes: free, held by another, ours from before.
 func TestAnnounceTellsWhoHoldsTheKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -164,10 +206,15 @@ func TestAnnounceTellsWhoHoldsTheKey(t *testing.T) {
 			t.Errorf("error %v, %d leases", err, st.Leases())
 		}
 		// A lease that is not the holder's is not revoked, nor is the holder.
-		o.Former = first.Session().Lease() + 100
-		if _, err = registry.Announce(t.Context(), st, o); err == nil || !first.Alive() || getKey(t, st, "/ids/a") == nil {
+		third := openSession(t, st)
+		if _, err := registry.Register(t.Context(), st, third, "/third/key", nil); err != nil {
+			t.Fatal(err)
+		}
+		o.Former = third.Lease()
+		if _, err = registry.Announce(t.Context(), st, o); err == nil || !first.Alive() || getKey(t, st, "/ids/a") == nil || getKey(t, st, "/third/key") == nil {
 			t.Errorf("error %v, first alive %t", err, first.Alive())
 		}
+		closeSession(t, third)
 		// The lease of our own former run is, and nothing is waited for.
 		o.Former = first.Session().Lease()
 		began := time.Now()

@@ -327,6 +327,38 @@ func TestViewListsAgainWhenItsWatchIsSilent(t *testing.T) {
 	})
 }
 
+// deaf is a store of which the watches on one prefix bring nothing.
+type deaf struct {
+	*memory.Store
+	prefix string
+}
+
+func (d deaf) Watch(ctx context.Context, prefix string, from int64) <-chan registry.WatchResponse {
+	if prefix != d.prefix {
+		return d.Store.Watch(ctx, prefix, from)
+	}
+	nothing := make(chan registry.WatchResponse)
+	context.AfterFunc(ctx, func() { close(nothing) })
+	return nothing
+}
+
+// One watch that hangs does not hide behind another that is busy.
+func TestViewHearsOfEveryPrefix(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := deaf{memory.New(), "/topics/"}
+		v := openView(t, st, &journal{}, "/ids/", "/topics/")
+		put(t, st, "/topics/t", "4")
+		for i := range 20 {
+			time.Sleep(100 * time.Millisecond)
+			put(t, st, "/ids/a", fmt.Sprint(i))
+		}
+		if _, seen := v.Snapshot().Get(1, "/topics/t"); !seen || v.Heard() > stall/2 {
+			t.Errorf("seen after 2 s: %t; heard %s ago", seen, v.Heard())
+		}
+		v.Close()
+	})
+}
+
 func TestViewSaysTroubleWhenTheStoreIsSilent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := newBlockable()
@@ -375,6 +407,9 @@ func TestViewSaysTroubleWhenTheStoreIsSilent(t *testing.T) {
 		// It can be closed while it is cut off.
 		st.block()
 		time.Sleep(10 * time.Second)
+		if got := events.take(); len(got) != 1 || got[0].Kind != registry.ViewTrouble {
+			t.Errorf("the second time told %v", got)
+		}
 		v.Close()
 	})
 }
@@ -492,6 +527,41 @@ func TestClaimAfterALostReply(t *testing.T) {
 		if err != nil || results[0].Holder != nil || results[0].Token != st.Revision() || string(results[0].Value) != "a-0" {
 			t.Fatalf("%+v at %d, error %v", results, st.Revision(), err)
 		}
+		closeSession(t, s)
+	})
+}
+
+// A view in trouble makes its session ask how it stands, sooner than by a renewal.
+func TestViewTroubleIsTheSessionsTrouble(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := memory.New()
+		s, err := registry.OpenSession(t.Context(), st, registry.SessionOptions{TTL: registry.MaxTTL})
+		if err != nil {
+			t.Fatal(err)
+		}
+		v, err := registry.OpenView(t.Context(), st, []string{"/ids/"}, registry.ViewOptions{Listener: func(e registry.ViewEvent) {
+			if e.Kind == registry.ViewTrouble {
+				s.Check()
+			}
+		}}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute + time.Second) // just after a renewal
+		st.HoldWatches(true)
+		st.SetHooks(memory.Hooks{Before: func(_ context.Context, op string) error {
+			if op == "range" {
+				return errors.New("unreachable")
+			}
+			return nil
+		}})
+		st.Expire(s.Lease())
+		if took := ended(t, s, registry.ErrLeaseGone); took > 2*stall {
+			t.Errorf("learned of it after %s; a renewal comes every %s", took, registry.MaxTTL/3)
+		}
+		st.SetHooks(memory.Hooks{})
+		st.HoldWatches(false)
+		v.Close()
 		closeSession(t, s)
 	})
 }
