@@ -101,8 +101,9 @@ type change struct {
 // history is the registry from its first revision on, as etcdctl watch tells it.
 // The watch goes on by itself after a restart of the daemon.
 type history struct {
-	t *testing.T
-	p *process
+	t     *testing.T
+	p     *process
+	ended chan struct{} // closed when the output of p is no longer read
 
 	mu      sync.Mutex
 	changes []change
@@ -112,11 +113,40 @@ type history struct {
 
 func (c *cluster) watch() *history {
 	c.t.Helper()
-	r, w := io.Pipe()
 	h := &history{t: c.t, now: tree{}}
-	go h.follow(r)
-	h.p = c.start("etcdctl-watch", nil, w, "etcdctl", "--endpoints", c.etcd, "-w", "json", "watch", "--prefix", "", "--rev", "1")
+	c.watchFrom(h, 1)
 	return h
+}
+
+// watchAgain goes on with a history whose watch was ended, as one is without a quorum.
+func (c *cluster) watchAgain(h *history) {
+	c.t.Helper()
+	h.p.kill()
+	<-h.ended
+	h.mu.Lock()
+	h.err = nil
+	next := int64(1)
+	if n := len(h.changes); n > 0 {
+		next = h.changes[n-1].ModRevision + 1
+	}
+	h.mu.Unlock()
+	c.watchFrom(h, next)
+}
+
+func (c *cluster) watchFrom(h *history, revision int64) {
+	c.t.Helper()
+	r, w := io.Pipe()
+	h.ended = make(chan struct{})
+	go func() {
+		defer close(h.ended)
+		defer r.Close() // the process must not wait for a reader
+		h.follow(r)
+	}()
+	h.p = c.start("etcdctl-watch", nil, w, "etcdctl", "--endpoints", c.etcd, "-w", "json", "watch", "--prefix", "", "--rev", fmt.Sprint(revision))
+	go func() {
+		<-h.p.done
+		w.Close()
+	}()
 }
 
 func (h *history) follow(r io.Reader) {

@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	rollRounds     = 10
+	rollRounds     = 11
 	rollPartitions = 12
 	rollConsumers  = 4
 	rollProducers  = 3       // the last one our own, the others kcat
@@ -46,14 +46,16 @@ const (
 	killLong              // and away for longer than its lease
 	stop                  // SIGSTOP for longer than its lease, of one that does not lead
 	stopLeader
+	killTwo // both away for longer than anybody's lease, and with them the quorum
 )
 
 // faults of the rounds that are not plain kills.
-var faults = map[int]fault{2: killLong, 5: stopLeader, 8: stop}
+var faults = map[int]fault{2: killLong, 5: stopLeader, 8: stop, rollRounds: killTwo}
 
 // TestRollingKills: three daemons of one cluster, each killed and started again in
 // turn, under a group and producers that go on all the time. In two rounds the daemon
-// is not killed but stopped, for longer than its lease. Each consumer is told of one
+// is not killed but stopped, for longer than its lease; in the last, two are killed at
+// once, and with them the quorum. Each consumer is told of one
 // etcd member only, so that each fault takes that one from some.
 func TestRollingKills(t *testing.T) {
 	need(t, "kcat", "etcdctl")
@@ -130,82 +132,112 @@ func (s *rolling) checkSpread() {
 	}
 }
 
-// victim is whose turn it is: the one taken least often, among those that fit.
-func (s *rolling) victim(f fault) (n *cluster, led bool) {
+// victims are whose turn it is: those taken least often, among those that fit.
+func (s *rolling) victims(f fault) (list []*cluster, led bool) {
 	s.t.Helper()
 	leader := s.leader()
-	for _, c := range s.nodes {
-		if f == stop && c == leader || f == stopLeader && c != leader {
-			continue
-		}
-		if n == nil || s.taken[c.id] < s.taken[n.id] {
-			n = c
-		}
+	list = slices.DeleteFunc(slices.Clone(s.nodes), func(c *cluster) bool {
+		return f == stop && c == leader || f == stopLeader && c != leader
+	})
+	slices.SortStableFunc(list, func(a, b *cluster) int { return s.taken[a.id] - s.taken[b.id] })
+	n := 1
+	if f == killTwo {
+		n = 2
 	}
-	s.taken[n.id]++
-	if led = n == leader; led {
+	list = list[:n]
+	for _, c := range list {
+		s.taken[c.id]++
+	}
+	if led = slices.Contains(list, leader); led {
 		s.leaders++
 	}
-	return n, led
+	return list, led
 }
 
-// round takes one daemon away and back.
+// round takes one daemon away and back, or two.
 func (s *rolling) round(number int, f fault) {
 	s.t.Helper()
-	n, led := s.victim(f)
+	list, led := s.victims(f)
 	s.traffic.rest()
-	former := s.history.snapshot()[n.brokerKey()]
-	began := time.Now()
-	var away, ready time.Duration
-	var thawed int64 // revision
+	before := s.history.snapshot()
+	var a absence
 	if f == stop || f == stopLeader {
-		thawed = s.pause(n)
-		away = since(began)
-		n.daemon.thaw()
-		if f == stopLeader {
-			time.Sleep(time.Second) // what it revokes, it revokes in the next half second
-		}
+		a = s.pause(list[0])
 	} else {
-		n.daemon.signal(syscall.SIGKILL)
-		<-n.daemon.done
-		pause := 1500 * time.Millisecond
-		if f == killLong {
-			pause = rollLease + 2*time.Second
-		}
-		time.Sleep(pause)
-		away = since(began)
-		s.launch(n)
-		s.ready(n.daemon)
-		ready = since(began) - away
+		a = s.kill(f, list)
 	}
-	s.history.until(20*time.Second, fmt.Sprintf("broker %d is registered anew", n.id), func(tr tree) bool {
-		kv, ok := tr[n.brokerKey()]
-		return ok && kv.CreateRevision > former.CreateRevision
-	})
+	if f == stopLeader {
+		time.Sleep(time.Second) // what it revokes, it revokes in the next half second
+	}
+	names := ""
+	for _, n := range list {
+		s.history.until(20*time.Second, fmt.Sprintf("broker %d is registered anew", n.id), func(tr tree) bool {
+			return tr[n.brokerKey()].CreateRevision > before[n.brokerKey()].CreateRevision && tr.counted(n, topic)
+		})
+		names += fmt.Sprintf("broker %d, ", n.id)
+	}
 	back := time.Now()
 	until(s.t, 40*time.Second, fmt.Sprintf("every partition is written to after round %d", number), func() bool { return s.traffic.flows(back) })
 	written := since(back)
 	s.verify(fmt.Sprintf("after round %d", number))
-	role := "a follower"
-	if led {
-		role = "the leader"
-	}
-	what := map[fault]string{kill: "killed", killLong: "killed", stop: "stopped", stopLeader: "stopped"}[f]
-	s.t.Logf("round %d: broker %d, %s of etcd, %s; away for %v, ready %v after its start; all written to %v after that, all well after %v",
-		number, n.id, role, what, away, ready, written, since(back))
-	s.tell(n)
+	s.t.Logf("round %d: %s%s, leader of etcd: %v; away for %v, ready %v after its start; all written to %v after that, all well after %v",
+		number, names, a.what, led, a.away, a.ready, written, since(back))
+	s.tell(list)
 	s.judgeLosses(func(st *stint) bool {
 		// A leader of etcd that goes on after a stop can revoke the leases of all, which
 		// look expired to it, before it learns that it leads no more: it asks the others
 		// only if its clock has not ticked for a while, and that ticks again at once. Up
 		// to there nothing may be lost.
-		return f == stopLeader && st.ended > thawed
+		return f == stopLeader && st.ended > a.thawed || f == killTwo
 	})
 }
 
-// pause stops a daemon until the others know it as gone, and returns the revision
-// then. They are asked: a watch could be one of the stopped daemon.
-func (s *rolling) pause(n *cluster) (revision int64) {
+// counted tells whether a daemon is registered and has said how many partitions of a
+// topic it has, which it does a moment later.
+func (tr tree) counted(n *cluster, topic string) bool {
+	lease := tr[n.brokerKey()].Lease
+	return lease != 0 && tr[fmt.Sprintf("/brokers/topics/%s/%d", topic, n.id)].Lease == lease
+}
+
+// absence is what became of a daemon.
+type absence struct {
+	what        string
+	away, ready time.Duration
+	thawed      int64 // revision when it went on
+}
+
+// kill kills daemons and starts them again.
+func (s *rolling) kill(f fault, list []*cluster) absence {
+	s.t.Helper()
+	began := time.Now()
+	for _, n := range list {
+		n.daemon.signal(syscall.SIGKILL)
+	}
+	for _, n := range list {
+		<-n.daemon.done
+	}
+	pause := 1500 * time.Millisecond
+	if f != kill {
+		pause = rollLease + 2*time.Second
+	}
+	time.Sleep(pause)
+	a := absence{what: "killed", away: since(began)}
+	for _, n := range list {
+		s.launch(n)
+	}
+	for _, n := range list {
+		s.ready(n.daemon)
+	}
+	a.ready = since(began) - a.away
+	if f == killTwo {
+		s.watchAgain(s.history)
+	}
+	return a
+}
+
+// pause stops a daemon until the others know it as gone. They are asked: a watch
+// could be one of the stopped daemon.
+func (s *rolling) pause(n *cluster) absence {
 	s.t.Helper()
 	var others []string
 	for _, c := range s.nodes {
@@ -215,6 +247,7 @@ func (s *rolling) pause(n *cluster) (revision int64) {
 	}
 	ask := *s.cluster
 	ask.etcd = strings.Join(others, ",")
+	began := time.Now()
 	n.daemon.freeze()
 	until(s.t, 4*rollLease, fmt.Sprintf("broker %d is not registered any more", n.id), func() bool {
 		time.Sleep(100 * time.Millisecond)
@@ -222,7 +255,10 @@ func (s *rolling) pause(n *cluster) (revision int64) {
 		return !there
 	})
 	time.Sleep(time.Second)
-	return ask.revision()
+	a := absence{what: "stopped", thawed: ask.revision()}
+	n.daemon.thaw()
+	a.away = since(began)
+	return a
 }
 
 // verify requires that everything acknowledged by now is consumed, and that nothing
@@ -315,11 +351,11 @@ func (s *rolling) judge() []*stint {
 
 // tell prints how long nothing was heard of producers and consumers while a daemon
 // was away.
-func (s *rolling) tell(n *cluster) {
+func (s *rolling) tell(taken []*cluster) {
 	s.t.Helper()
 	var its, others []int
 	for p, broker := range s.home {
-		if broker == n.id {
+		if slices.ContainsFunc(taken, func(n *cluster) bool { return n.id == broker }) {
 			its = append(its, p)
 		} else {
 			others = append(others, p)
@@ -340,14 +376,18 @@ func (s *rolling) tell(n *cluster) {
 // but for excused losses.
 func (s *rolling) judgeLosses(excused func(*stint) bool) {
 	s.t.Helper()
+	lost := 0
 	for _, st := range s.judge() {
 		switch {
 		case !st.lost || !st.endedAt.After(s.judged):
 		case excused(st):
-			s.t.Logf("  lost: %v", st)
+			lost++
 		default:
 			s.t.Errorf("a session was lost: %v", st)
 		}
+	}
+	if lost > 0 {
+		s.t.Logf("  %d partitions were lost with a session", lost)
 	}
 	s.judged = time.Now()
 }
@@ -384,6 +424,10 @@ func (s *rolling) finish() {
 	s.stopAll()
 	// The last one could not take its keys away. Started again, all find their own.
 	s.startAll()
+	until(s.t, 10*time.Second, "the daemons are registered again", func() bool {
+		tr := s.readTree()
+		return !slices.ContainsFunc(s.nodes, func(n *cluster) bool { return !tr.counted(n, topic) })
+	})
 	s.left()
 	s.stopAll()
 }
