@@ -53,8 +53,10 @@ func (b *bench) measureViews(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, v := range r.Load {
+	used := b.figure("views", "… CPU of the process", "s")
+	for i, v := range r.Load {
 		load.add(v)
+		used.add(r.CPU[i])
 	}
 	for range b.runs {
 		if err := d.measureEvents(ctx, probe, "100 keys", "/small/", viewKeysSmall); err != nil {
@@ -73,6 +75,7 @@ func (b *bench) measureViews(ctx context.Context) error {
 // probed is what the probe prints, as far as it is used here.
 type probed struct {
 	Load   []float64 `json:"load_seconds"`
+	CPU    []float64 `json:"load_cpu_seconds"`
 	Events []float64 `json:"event_seconds"`
 	Puts   []float64 `json:"put_seconds"`
 	Cores  []float64 `json:"cores"`

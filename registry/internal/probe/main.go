@@ -37,9 +37,10 @@ type options struct {
 // result is what is printed; what was not measured is left out.
 type result struct {
 	Load   []float64 `json:"load_seconds,omitempty"`
-	Events []float64 `json:"event_seconds,omitempty"` // from the call of a put to its event
-	Puts   []float64 `json:"put_seconds,omitempty"`   // to the return of the same puts
-	Cores  []float64 `json:"cores,omitempty"`         // CPU time by time
+	CPU    []float64 `json:"load_cpu_seconds,omitempty"` // of this process, in the same time
+	Events []float64 `json:"event_seconds,omitempty"`    // from the call of a put to its event
+	Puts   []float64 `json:"put_seconds,omitempty"`      // to the return of the same puts
+	Cores  []float64 `json:"cores,omitempty"`            // CPU time by time
 	Lost   int       `json:"sessions_lost,omitempty"`
 }
 
@@ -122,12 +123,12 @@ func (o options) open(ctx context.Context, st registry.Store, f func(registry.Sn
 func load(ctx context.Context, st registry.Store, o options) (result, error) {
 	var r result
 	for range o.runs {
-		began := time.Now()
+		began, used := time.Now(), cpu()
 		v, err := o.open(ctx, st, nil)
 		if err != nil {
 			return r, err
 		}
-		r.Load = append(r.Load, time.Since(began).Seconds())
+		r.Load, r.CPU = append(r.Load, time.Since(began).Seconds()), append(r.CPU, (cpu()-used).Seconds())
 		v.Close()
 	}
 	return r, nil
