@@ -89,6 +89,9 @@ func (n *network) attach(address string) string {
 	n.ip("netns", "add", ns)
 	n.t.Cleanup(func() { n.ip("netns", "del", ns) })
 	n.ip("link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", ns)
+	// The namespace may outlive its name a little, and its link with it: a resolver
+	// would still take this host for one that speaks IPv6 only.
+	n.t.Cleanup(func() { n.ip("link", "del", outer) })
 	n.ip("link", "set", outer, "master", n.name, "up")
 	n.ip("-n", ns, "addr", "add", fmt.Sprintf("%s/%d", address, n.prefix.Bits()), "dev", "eth0")
 	n.ip("-n", ns, "link", "set", "eth0", "up")
