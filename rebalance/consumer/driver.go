@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/muster-io/muster/offsets"
@@ -42,9 +43,12 @@ type driver struct {
 	silence time.Duration // when it was last complained of
 
 	registered bool // under the present session
-	leaving    bool
-	finished   bool
-	err        error
+	// wasRegistered: under any session; also read by those that register.
+	wasRegistered atomic.Bool
+
+	leaving  bool
+	finished bool
+	err      error
 }
 
 // wait is a partition that this consumer is due and somebody else holds.

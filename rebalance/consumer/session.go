@@ -63,9 +63,33 @@ func (d *driver) open(former *registry.Session) (*registry.Session, error) {
 	return registry.OpenSession(ctx, d.store, registry.SessionOptions{TTL: d.c.cfg.SessionTimeout, Logger: d.log})
 }
 
+// holderGrace is how much longer than its lease a former process's registration is
+// waited for: etcd lets a lease go a little late.
+const holderGrace = 2 * time.Second
+
+// conflict is a registration under our id that another session has.
+type conflict struct {
+	lease registry.LeaseID
+	until time.Duration // by then it is gone, unless somebody renews it
+}
+
+// alive tells whether whoever holds the id must be a living process, not one that
+// died a moment ago: its lease has outlasted what it had left when first seen.
+func (c *conflict) alive(now time.Duration, held *registry.HeldError) bool {
+	if held.KV.Lease == 0 || held.Left == 0 {
+		return false
+	}
+	if c.lease != held.KV.Lease {
+		*c = conflict{lease: held.KV.Lease, until: now + held.Left + holderGrace}
+	}
+	return now > c.until
+}
+
 // register puts this consumer into the group: registration first, and the
-// rebalance that follows is the first one.
+// rebalance that follows is the first one. An id that another process lives under
+// ends a consumer that has not been registered yet, rather than both waiting for ever.
 func (d *driver) register(s *registry.Session) {
+	var other conflict
 	for pause := minJoinPause; d.ctx.Err() == nil && s.Alive(); pause = min(2*pause, maxJoinPause) {
 		value, err := registry.Encode(registry.ConsumerRecord{Version: 1, Subscription: d.c.cfg.Topics,
 			Pattern: registry.PatternStatic, Timestamp: strconv.FormatInt(time.Now().UnixMilli(), 10),
@@ -79,6 +103,7 @@ func (d *driver) register(s *registry.Session) {
 		cancel()
 		if err == nil {
 			d.log.Info("registered", "lease", registry.LeaseText(s.Lease()), "rev", reg.Revision)
+			d.wasRegistered.Store(true)
 			if f := d.c.cfg.Listener.Registered; f != nil {
 				f(d.c.cfg.ID, s.Lease())
 			}
@@ -100,6 +125,10 @@ func (d *driver) register(s *registry.Session) {
 		var held *registry.HeldError
 		if errors.As(err, &held) {
 			err = fmt.Errorf("another process has this consumer id: %w", err)
+			if !d.wasRegistered.Load() && other.alive(d.store.Now(), held) {
+				d.post(func() { d.leave(err) })
+				return
+			}
 		}
 		d.log.Warn("cannot register, trying again", "error", err)
 		d.doubt(s, err)

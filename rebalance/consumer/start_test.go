@@ -478,6 +478,37 @@ func TestSameIDTwice(t *testing.T) {
 	}
 }
 
+// An id whose holder goes on living ends the second consumer, with an error that
+// names the holder; one whose holder is dead is waited for.
+func TestSameIDIsNotWaitedForForEver(t *testing.T) {
+	topic, group := name(t, "t"), name(t, "g")
+	createTopic(t, topic, 1)
+	quiet := func(context.Context, *consumer.Record) error { return nil }
+	cfg := consumer.Config{ID: "c", Group: group, Topics: map[string]int32{topic: 1}, SessionTimeout: registry.MinTTL}
+	first := start(t, cfg, quiet)
+	ownedAs(t, group, topic, "0:c")
+	second := start(t, cfg, quiet)
+	select {
+	case <-second.done:
+	case <-time.After(patience):
+		t.Fatal("the second waits for ever")
+	}
+	held, ok := errors.AsType[*registry.HeldError](second.err)
+	if !ok || held.KV.Key != root.Group(group).ID("c") || held.Left == 0 {
+		t.Errorf("the second ends with %v", second.err)
+	}
+	first.stop(t)
+	must(t, first.err)
+
+	lease, err := shared.store.Grant(t.Context(), registry.MinTTL) // that nobody renews
+	must(t, err)
+	write(t, registry.Put(root.Group(group).ID("c"), []byte("x"), lease.ID))
+	third := start(t, cfg, quiet)
+	ownedAs(t, group, topic, "0:c")
+	third.stop(t)
+	must(t, third.err)
+}
+
 // A registration that somebody writes anew, without a lease, stands for nobody:
 // the others say so and assign nothing to it, its member claims nothing more, and
 // is back when it is deleted.
