@@ -19,8 +19,9 @@ type Questions struct {
 }
 
 // Questions returns what Check would like to know.
-func (t Tree) Questions() Questions {
-	m := t.read()
+func (t Tree) Questions() Questions { return t.read().questions() }
+
+func (m *model) questions() Questions {
 	q := Questions{Brokers: map[int32]registry.BrokerRecord{}}
 	for id, b := range m.brokers {
 		if b.rec.Host != "" {
@@ -51,8 +52,9 @@ func (m *model) knows(p registry.Partition) bool {
 
 // Check returns all that looks wrong. Some of it is only suspicion, since a
 // registry that changes looks so for a moment: see Confirm.
-func Check(t Tree, p Probes) []Finding {
-	m := t.read()
+func Check(t Tree, p Probes) []Finding { return t.read().check(p) }
+
+func (m *model) check(p Probes) []Finding {
 	c := checker{model: m, probes: p}
 	c.brokersAnswer()
 	for name, topic := range m.topics {

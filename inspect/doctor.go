@@ -92,7 +92,8 @@ func (d *Doctor) Examine(ctx context.Context) (*Report, error) {
 
 func (d *Doctor) look(ctx context.Context, view *registry.View) (Tree, Look) {
 	tree := treeOf(d.Root, view.Snapshot())
-	return tree, Look{tree.Revision, Check(tree, d.Ask(ctx, tree.Questions()))}
+	m := tree.read()
+	return tree, Look{tree.Revision, m.check(d.Ask(ctx, m.questions()))}
 }
 
 func suspicions(list []Finding) (n int) {

@@ -104,7 +104,7 @@ func TestDoctorFindsTenFaults(t *testing.T) {
 		t.Errorf("status %d, revision %d was %d\n%s\n%s", status, now, revision, out, stderr)
 	}
 	// What would lose a position is left alone unless it is named.
-	status, _, r := look("--fix", "--yes")
+	_, _, r := look("--fix", "--yes")
 	for _, f := range r.Findings {
 		if f.Repaired != (f.Repair != nil && f.Repair.Loses == "") {
 			t.Errorf("%s %s: repaired %t", f.Code, f.Key, f.Repaired)
