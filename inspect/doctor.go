@@ -17,7 +17,7 @@ const DefaultSettle = 10 * time.Second
 const (
 	// maxLeaseWait bounds the wait for leases to run out: sessions last a minute at most.
 	maxLeaseWait = registry.MaxTTL + 5*time.Second
-	leaseSlack   = time.Second // the store tells whole seconds, and looks for expired leases now and then
+	leaseSlack   = 2 * time.Second // the store tells whole seconds, and looks for expired leases now and then
 	// silenceLimit is how long the store may say nothing during an examination.
 	silenceLimit = 10 * time.Second
 )
@@ -79,6 +79,9 @@ func (d *Doctor) Examine(ctx context.Context) (*Report, error) {
 		if err := quietFor(ctx, view, wait); err != nil {
 			return nil, err
 		}
+		if err := d.catchUp(ctx, view); err != nil {
+			return nil, err
+		}
 		tree, second := d.look(ctx, view)
 		report.Revision, report.Keys = second.Revision, len(tree.Keys)
 		report.Findings, report.Unsettled = Confirm(first, second, changes.taken())
@@ -138,6 +141,37 @@ func quietFor(ctx context.Context, view *registry.View, wait time.Duration) erro
 	case <-ctx.Done():
 		return fmt.Errorf("wait for a second look: %w", ctx.Err())
 	}
+}
+
+const (
+	catchUpPoll  = 20 * time.Millisecond
+	catchUpRetry = 10 // polls between two requests for progress
+)
+
+// catchUp waits until the View shows what the store holds now. It lags a little, and
+// what it does not show yet may be the very end of what is suspected.
+func (d *Doctor) catchUp(ctx context.Context, view *registry.View) error {
+	limited, cancel := context.WithTimeout(ctx, silenceLimit)
+	defer cancel()
+	_, now, err := registry.GetKey(limited, d.Store, d.Root.ClusterID()) // for the revision
+	if err != nil {
+		return fmt.Errorf("read the registry: %w", err)
+	}
+	tick := time.NewTicker(catchUpPoll)
+	defer tick.Stop()
+	for n := 0; view.Revision() < now; n++ {
+		if n%catchUpRetry == 0 {
+			if err := d.Store.RequestProgress(limited); err != nil && limited.Err() == nil {
+				return fmt.Errorf("ask the registry for its progress: %w", err)
+			}
+		}
+		select {
+		case <-tick.C:
+		case <-limited.Done():
+			return ErrSilent
+		}
+	}
+	return nil
 }
 
 // recorder collects Changes from a View.
