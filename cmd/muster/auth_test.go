@@ -144,6 +144,7 @@ func TestLeastPrivilege(t *testing.T) {
 			{"topics", "list"}, {"topics", "describe", "orders"},
 			{"groups", "list"}, {"groups", "describe", "g"},
 			{"registry", "tree"}, {"registry", "ls"}, {"registry", "ls", "/consumers/g"}, {"registry", "get", "/brokers/ids/1"},
+			{"registry", "doctor", "--settle", "2s"}, {"brokers", "list"}, {"brokers", "describe", "1"},
 		} {
 			if does(user, args...) == "" {
 				t.Errorf("%s: %v prints nothing", user, args)
@@ -169,6 +170,7 @@ func TestLeastPrivilege(t *testing.T) {
 		}
 	}
 	refused("bob", "create topic other", "topics", "create", "other", "--partitions", "1")
+	refused("bob", "delete group g0", "groups", "delete", "g0")
 	refused("bob", "register", "consume", "--group", "g2", "--topic", "orders")
 	refused("bob", "cluster id", "server", "--data-dir", filepath.Join(g.dir, "data2"), "--listen", "127.0.0.1:0", "--broker-id", "2")
 	backup := filepath.Join(g.dir, "backup")
