@@ -25,9 +25,7 @@ type threeDaemons struct {
 }
 
 func startThree(t *testing.T) *threeDaemons {
-	outer := config(t, t.TempDir())
-	outer.ID, outer.Root = 9, "/elsewhere"
-	o := start(t, outer)
+	o := start(t, elsewhere(t))
 	c := &threeDaemons{t: t, st: openStore(t, o), cfg: map[int32]broker.Config{}, live: map[int32]*broker.Daemon{}}
 	for id := range int32(3) {
 		cfg := config(t, t.TempDir())

@@ -41,6 +41,14 @@ func (l *logged) has(text string) bool {
 	return strings.Contains(l.b.String(), text)
 }
 
+// elsewhere is for a daemon whose etcd another one uses, under another root: clients
+// of the one do not hear of the other, which may be behind.
+func elsewhere(t *testing.T) broker.Config {
+	cfg := config(t, t.TempDir())
+	cfg.ID, cfg.Root = 9, "/elsewhere"
+	return cfg
+}
+
 func create(t *testing.T, st registry.Store, name string, partitions int32, brokers ...int32) registry.TopicRecord {
 	t.Helper()
 	rec, err := registry.CreateTopic(t.Context(), st, "", registry.TopicSpec{Name: name, Partitions: partitions, ReplicationFactor: 1}, brokers)
@@ -199,7 +207,7 @@ func shows(t *testing.T, d *broker.Daemon, topic string, id uuid.UUID, partition
 // down, begins anew, and the old log is kept for a day where the daemon did not see
 // that it was to be deleted.
 func TestTopicMadeAnewGetsANewLog(t *testing.T) {
-	outer := start(t, config(t, t.TempDir()))
+	outer := start(t, elsewhere(t))
 	st := openStore(t, outer)
 	dir := t.TempDir()
 	cfg := config(t, dir)
@@ -235,7 +243,7 @@ func TestTopicMadeAnewGetsANewLog(t *testing.T) {
 // What the registry does not know at a start is kept for a day, and comes back if
 // the registry knows it again.
 func TestStrayLogs(t *testing.T) {
-	outer := start(t, config(t, t.TempDir()))
+	outer := start(t, elsewhere(t))
 	st := openStore(t, outer)
 	dir := t.TempDir()
 	said := &logged{}
