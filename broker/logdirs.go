@@ -32,7 +32,7 @@ type logDirs struct {
 	kick chan struct{} // something is to be removed
 
 	mu     sync.Mutex
-	strays map[string][]string // <topic>-<number> -> directories in stray/
+	strays map[string][]string // asideBase -> directories in stray/
 }
 
 const (
@@ -68,6 +68,30 @@ func parseLogDir(name string) (topic string, number int32, ok bool) {
 	return name[:at], int32(n), true
 }
 
+// maxFileName is what file systems allow, and maxStamp what a time takes of it.
+const (
+	maxFileName = 255
+	maxStamp    = len(".1796009568591000000")
+)
+
+// asideBase is what the name of a directory begins with that was put aside: that of
+// the partition's, with a topic's name cut off where the time would not fit behind
+// it. Topics that look alike then differ by the id inside.
+func asideBase(topic string, number int32) string {
+	tail := "-" + strconv.Itoa(int(number))
+	return topic[:min(len(topic), maxFileName-maxStamp-len(tail))] + tail
+}
+
+// freeName is a name that nothing has, with the stamp behind it or the next that is free.
+func freeName(base string, stamp int64) string {
+	for ; ; stamp++ {
+		name := fmt.Sprintf("%s.%d", base, stamp)
+		if _, err := os.Lstat(name); err != nil {
+			return name
+		}
+	}
+}
+
 // setAside moves the directory of a partition out of the way, if it is there: to
 // be removed at once, or to be kept for a day.
 func (d *logDirs) setAside(topic string, number int32, keep bool) error {
@@ -79,13 +103,14 @@ func (d *logDirs) setAside(topic string, number int32, keep bool) error {
 	if _, err := os.Stat(from); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	to = filepath.Join(to, fmt.Sprintf("%s.%d", filepath.Base(from), stamp))
+	base := asideBase(topic, number)
+	to = freeName(filepath.Join(to, base), stamp)
 	if err := d.move(from, to); err != nil {
 		return fmt.Errorf("move %s aside: %w", from, err)
 	}
 	if keep {
 		d.mu.Lock()
-		d.strays[filepath.Base(from)] = append(d.strays[filepath.Base(from)], to)
+		d.strays[base] = append(d.strays[base], to)
 		d.mu.Unlock()
 		d.log.Warn("log of no topic in the registry was moved aside", "topic", topic, "partition", number, "to", to, "kept", strayKept)
 	}
@@ -163,7 +188,7 @@ func (d *logDirs) reclaim(topic string, number int32, id uuid.UUID) error {
 	to := d.partition(topic, number)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for _, from := range d.strays[filepath.Base(to)] {
+	for _, from := range d.strays[asideBase(topic, number)] {
 		have, err := storage.ReadIdentity(storage.OS{}, from)
 		if err != nil || uuid.UUID(have) != id {
 			continue // of another topic of that name, or removed by now
