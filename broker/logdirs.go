@@ -17,6 +17,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/muster-io/muster/broker/storage"
+	"github.com/muster-io/muster/registry"
 )
 
 // logDirs is where the logs of partitions lie, and where those go that nobody
@@ -203,6 +204,19 @@ func (d *logDirs) reclaim(topic string, number int32, id uuid.UUID) error {
 		return nil
 	}
 	return nil
+}
+
+// topicID is the id of the topic that the log of a partition was made for; "" if there
+// is no log, or it does not say.
+func (d *logDirs) topicID(topic string, number int32) string {
+	if registry.ValidateTopicName(topic) != nil {
+		return ""
+	}
+	id, err := storage.ReadIdentity(storage.OS{}, d.partition(topic, number))
+	if err != nil {
+		return ""
+	}
+	return uuid.UUID(id).String()
 }
 
 // strayName splits the name of a directory that was put aside.

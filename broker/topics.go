@@ -223,21 +223,32 @@ func (t *topics) update(ch catalogChange) {
 	for name := range ch.topics {
 		n, created := t.catalog.count(name, t.d.cfg.ID)
 		t.d.members.setCount(name, n, created)
-		id, adopt := t.toAdopt(name)
-		t.errands.adoptIf(name, id, adopt)
+		id, adopt, first := t.toAdopt(name)
+		t.errands.adoptIf(name, id, adopt, first)
 	}
 	t.errands.follow(ch.deletions, t.catalog, t.d.cfg.ID)
 }
 
-// toAdopt tells whether this daemon is to give the topic an id.
-func (t *topics) toAdopt(name string) (id string, adopt bool) {
+// toAdopt tells whether this daemon is to give the topic an id: the one that it had,
+// which is the one of its logs if the daemon has not seen it. first tells whether it
+// leads the first partition.
+func (t *topics) toAdopt(name string) (id string, adopt, first bool) {
 	e := t.catalog.topics[name]
 	if e == nil || e.record == nil || e.unreadable || !e.unnamed {
-		return "", false
+		return "", false, false
 	}
 	topic, _ := t.catalog.topic(name)
-	leads := slices.ContainsFunc(topic.Partitions, func(p api.PartitionInfo) bool { return p.Leader == t.d.cfg.ID })
-	return e.record.TopicID, leads
+	id = e.record.TopicID
+	for i, p := range topic.Partitions {
+		if p.Leader != t.d.cfg.ID {
+			continue
+		}
+		adopt, first = true, first || i == 0
+		if id == "" {
+			id = t.dirs.topicID(name, p.Number)
+		}
+	}
+	return id, adopt, first
 }
 
 // condemned tells whether the deletion of the topic was asked for: a record that is

@@ -17,13 +17,19 @@ type errands struct {
 	d *Daemon
 
 	mu        sync.Mutex
-	adopt     map[string]string    // topic -> the id that it had, "" for none
+	adopt     map[string]adoption
 	deletions map[string]time.Time // topic -> when it is this daemon's turn
 	kick      chan struct{}
 }
 
+// adoption is what a topic without an id is to get, and when it is this daemon's turn.
+type adoption struct {
+	id string // that it had; "" to make one up
+	at time.Time
+}
+
 func newErrands(d *Daemon) *errands {
-	return &errands{d: d, adopt: map[string]string{}, deletions: map[string]time.Time{}, kick: make(chan struct{}, 1)}
+	return &errands{d: d, adopt: map[string]adoption{}, deletions: map[string]time.Time{}, kick: make(chan struct{}, 1)}
 }
 
 const (
@@ -34,6 +40,9 @@ const (
 	// deletionLimit bounds one attempt: it visits every group.
 	deletionLimit = 2 * time.Minute
 	errandPause   = 2 * time.Second
+	// adoptionTurn is how long a daemon that would have to make up an id leaves that to
+	// one that may have logs of the topic, which say what it was.
+	adoptionTurn = 30 * time.Second
 )
 
 func (e *errands) wake() {
@@ -43,15 +52,20 @@ func (e *errands) wake() {
 	}
 }
 
-// adoptIf notes whether a topic is to be given an id.
-func (e *errands) adoptIf(topic, id string, wanted bool) {
+// adoptIf notes whether a topic is to be given an id, the given one if it is known.
+// Who leads its first partition makes one up at once.
+func (e *errands) adoptIf(topic, id string, wanted, first bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if !wanted {
 		delete(e.adopt, topic)
 		return
 	}
-	e.adopt[topic] = id
+	at := time.Now()
+	if id == "" && !first {
+		at = at.Add(adoptionTurn)
+	}
+	e.adopt[topic] = adoption{id, at}
 	e.wake()
 }
 
@@ -102,54 +116,66 @@ func (e *errands) round(ctx context.Context) time.Duration {
 	if !e.d.members.alive() {
 		return errandPause // a daemon that may be dead to the registry writes nothing
 	}
-	for topic, id := range adopt {
-		if !e.adoptOne(ctx, topic, id) {
+	for topic, a := range adopt {
+		if !e.adoptOne(ctx, topic, a) {
 			wait = min(wait, errandPause)
 		}
 	}
-	for _, topic := range due {
-		if !e.finish(ctx, topic) {
+	for topic, at := range due {
+		if !e.finish(ctx, topic, at) {
 			wait = min(wait, errandPause)
 		}
 	}
 	return wait
 }
 
-func (e *errands) due(now time.Time) (adopt map[string]string, due []string, wait time.Duration) {
+func (e *errands) due(now time.Time) (adopt map[string]adoption, deletions map[string]time.Time, wait time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	wait = time.Hour
-	adopt = make(map[string]string, len(e.adopt))
-	for topic, id := range e.adopt {
-		adopt[topic] = id
-	}
-	for topic, at := range e.deletions {
+	isDue := func(at time.Time) bool {
 		if left := at.Sub(now); left > 0 {
 			wait = min(wait, left)
-			continue
+			return false
 		}
-		due = append(due, topic)
+		return true
 	}
-	return adopt, due, wait
+	adopt, deletions = map[string]adoption{}, map[string]time.Time{}
+	for topic, a := range e.adopt {
+		if isDue(a.at) {
+			adopt[topic] = a
+		}
+	}
+	for topic, at := range e.deletions {
+		if isDue(at) {
+			deletions[topic] = at
+		}
+	}
+	return adopt, deletions, wait
 }
 
-func (e *errands) adoptOne(ctx context.Context, topic, id string) bool {
+func (e *errands) adoptOne(ctx context.Context, topic string, a adoption) bool {
 	limited, cancel := context.WithTimeout(ctx, registryCallLimit)
 	defer cancel()
-	if err := registry.AdoptTopic(limited, e.d.store, e.d.cfg.Root, topic, id); err != nil {
+	adopted, err := registry.AdoptTopic(limited, e.d.store, e.d.cfg.Root, topic, a.id)
+	if err != nil {
 		if ctx.Err() == nil {
 			e.d.log.Warn("topic has no id and cannot be given one, trying again", "topic", topic, "error", err)
 		}
 		return false
 	}
-	e.d.log.Info("topic had no id and was given one", "topic", topic)
+	if adopted {
+		e.d.log.Info("topic had no id and was given one", "topic", topic)
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	delete(e.adopt, topic)
+	if e.adopt[topic] == a { // else it has lost its id again
+		delete(e.adopt, topic)
+	}
 	return true
 }
 
-func (e *errands) finish(ctx context.Context, topic string) bool {
+func (e *errands) finish(ctx context.Context, topic string, at time.Time) bool {
 	limited, cancel := context.WithTimeout(ctx, deletionLimit)
 	defer cancel()
 	done, err := registry.FinishDeletion(limited, e.d.store, e.d.cfg.Root, topic)
@@ -167,6 +193,8 @@ func (e *errands) finish(ctx context.Context, topic string) bool {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	delete(e.deletions, topic)
+	if e.deletions[topic] == at { // else the topic was made and deleted again meanwhile
+		delete(e.deletions, topic)
+	}
 	return true
 }

@@ -109,26 +109,26 @@ func swapTopic(ctx context.Context, st Store, root Root, kv KV, rec TopicRecord,
 
 // AdoptTopic gives a topic without an id one: the given one, or if that is empty a
 // new one. Records that 0.8.2 or a person wrote have none, and a log on disk must
-// know whose it is. A topic that has an id, or is gone, is left alone.
-func AdoptTopic(ctx context.Context, st Store, root Root, topic, id string) error {
+// know whose it is. A topic that has an id, or is gone, is left alone, and not adopted.
+func AdoptTopic(ctx context.Context, st Store, root Root, topic, id string) (adopted bool, err error) {
 	if id == "" {
 		id = uuid.NewString()
 	}
 	for {
 		kv, rec, err := readTopic(ctx, st, root, topic)
 		if errors.Is(err, ErrNoTopic) || err == nil && rec.TopicID != "" {
-			return nil
+			return false, nil
 		}
 		if err != nil {
-			return fmt.Errorf("adopt topic %s: %w", clip([]byte(topic)), err)
+			return false, fmt.Errorf("adopt topic %s: %w", clip([]byte(topic)), err)
 		}
 		rec.TopicID = id
 		revision, err := swapTopic(ctx, st, root, kv, rec, nil)
 		if err != nil {
-			return fmt.Errorf("adopt topic %s: %w", clip([]byte(topic)), err)
+			return false, fmt.Errorf("adopt topic %s: %w", clip([]byte(topic)), err)
 		}
 		if revision != 0 {
-			return nil
+			return true, nil
 		}
 	}
 }

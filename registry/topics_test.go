@@ -126,12 +126,12 @@ func TestRecordWithoutHomes(t *testing.T) {
 	st := memory.New()
 	state := `{"controller_epoch":3,"leader":2,"version":1,"leader_epoch":5,"isr":[2]}`
 	put(t, st, root.Topic("old"), `{"version":1,"partitions":{"0":[2],"1":[1]}}`, root.PartitionState("old", 0), state)
-	if err := registry.AdoptTopic(t.Context(), st, root, "old", ""); err != nil {
-		t.Fatal(err)
+	if adopted, err := registry.AdoptTopic(t.Context(), st, root, "old", ""); err != nil || !adopted {
+		t.Fatal(adopted, err)
 	}
 	id := topicRecord(t, st, "old").TopicID
-	if err := registry.AdoptTopic(t.Context(), st, root, "old", ""); err != nil || id == "" {
-		t.Fatalf("id %q, %v", id, err)
+	if adopted, err := registry.AdoptTopic(t.Context(), st, root, "old", "other"); err != nil || id == "" || adopted {
+		t.Fatalf("id %q, %v, %v", id, adopted, err)
 	}
 	rec, err := registry.AddPartitions(t.Context(), st, root, "old", 4, []int32{1, 2})
 	if err != nil {
@@ -143,8 +143,8 @@ func TestRecordWithoutHomes(t *testing.T) {
 	if got := everything(t, st)[root.PartitionState("old", 0)]; got != state {
 		t.Errorf("state became %s", got)
 	}
-	if err := registry.AdoptTopic(t.Context(), st, root, "nosuch", ""); err != nil {
-		t.Error(err)
+	if adopted, err := registry.AdoptTopic(t.Context(), st, root, "nosuch", ""); err != nil || adopted {
+		t.Error(adopted, err)
 	}
 }
 
