@@ -193,9 +193,9 @@ func shows(t *testing.T, d *broker.Daemon, topic string, id uuid.UUID, partition
 	asked.Topic = &topic
 	req.Topics = append(req.Topics, asked)
 	eventually(t, func() string {
-		res, err := req.RequestWith(t.Context(), k)
+		res, err := k.SeedBrokers()[0].Request(t.Context(), req) // this daemon and no other
 		must(t, err)
-		got := res.Topics[0]
+		got := res.(*kmsg.MetadataResponse).Topics[0]
 		if now := uuid.UUID(got.TopicID); now != id || len(got.Partitions) != partitions {
 			return fmt.Sprintf("id %s, %d partitions, want %s, %d", now, len(got.Partitions), id, partitions)
 		}
