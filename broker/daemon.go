@@ -200,21 +200,28 @@ func (d *Daemon) fail(err error) {
 	}
 }
 
-// identify finds the cluster's id, or gives the cluster one.
+// identify finds the cluster's id, or gives the cluster one, which only a daemon does
+// that belongs to none: elsewhere a registry without one has lost its keys.
 func (d *Daemon) identify(ctx context.Context) error {
-	key := d.cfg.Root.ClusterID()
+	key, restoring := d.cfg.Root.ClusterID(), d.cfg.Root.Restoring()
 	id := uuid.New()
 	fresh := base64.RawURLEncoding.EncodeToString(id[:])
-	res, err := d.store.Txn(ctx, registry.Txn{
-		If:   []registry.Cond{registry.Absent(key)},
-		Then: []registry.Op{registry.Put(key, []byte(fresh), 0)},
-		Else: []registry.Op{registry.Get(key)},
-	})
-	if err != nil {
-		return fmt.Errorf("read the cluster id: %w", err)
+	t := registry.Txn{If: []registry.Cond{registry.Absent(key), registry.Absent(restoring)}, Else: []registry.Op{registry.Get(key), registry.Get(restoring)}}
+	if d.dir.id.ClusterID == "" {
+		t.Then = []registry.Op{registry.Put(key, []byte(fresh), 0)}
 	}
-	d.clusterID = fresh
-	if !res.Succeeded {
+	res, err := d.store.Txn(ctx, t)
+	switch {
+	case err != nil:
+		return fmt.Errorf("read the cluster id: %w", err)
+	case res.Succeeded && len(t.Then) == 0:
+		return fmt.Errorf("data directory %s belongs to cluster %s, the registry has no %s: choose another --data-dir, or the right etcd and --registry-root; if its keys are lost, restore them: muster registry restore",
+			d.cfg.DataDir, d.dir.id.ClusterID, key)
+	case res.Succeeded:
+		d.clusterID = fresh
+	case len(res.Items[1].KVs) > 0:
+		return fmt.Errorf("a restore of the registry has not been finished (%s stands): run muster registry restore again, with the same file", restoring)
+	default:
 		d.clusterID = string(res.Items[0].KVs[0].Value)
 	}
 	return d.dir.setCluster(d.clusterID)

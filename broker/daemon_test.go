@@ -264,3 +264,36 @@ func TestStartErrors(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+// A daemon that belongs to a cluster leaves a registry that has lost its keys as it is,
+// so that a backup can be restored there, and does not look at half of one.
+func TestRegistryThatLostItsKeys(t *testing.T) {
+	outer := start(t, config(t, t.TempDir()))
+	st := openStore(t, outer)
+	root, err := registry.ParseRoot("/muster")
+	must(t, err)
+	cfg := config(t, t.TempDir())
+	cfg.ID, cfg.Etcd.Endpoints, cfg.Root = 7, outer.EtcdEndpoints(), root
+	must(t, start(t, cfg).Close())
+	var file strings.Builder
+	_, err = registry.Backup(t.Context(), st, root, &file)
+	must(t, err)
+	_, err = st.Txn(t.Context(), registry.Txn{Then: []registry.Op{{Kind: registry.OpDelete, Key: root.Prefix(), Prefix: true}}})
+	must(t, err)
+	if got := startError(t, cfg); !strings.Contains(got, "the registry has no /muster/cluster/id") || !strings.Contains(got, "muster registry restore") {
+		t.Error(got)
+	}
+	put(t, st, root.Restoring(), "half")
+	fresh := config(t, t.TempDir())
+	fresh.ID, fresh.Etcd, fresh.Root = 8, cfg.Etcd, root
+	for _, c := range []broker.Config{cfg, fresh} {
+		if got := startError(t, c); !strings.Contains(got, "run muster registry restore again") {
+			t.Error(got)
+		}
+	}
+	_, err = st.Txn(t.Context(), registry.Txn{Then: []registry.Op{registry.Delete(root.Restoring())}})
+	must(t, err)
+	_, err = registry.Restore(t.Context(), st, root, strings.NewReader(file.String()))
+	must(t, err)
+	must(t, start(t, cfg).Close())
+}
