@@ -24,15 +24,17 @@ type conn struct {
 	leases   pb.LeaseClient
 	ctx      context.Context // for streams: ends when the Store turns away
 	leave    context.CancelFunc
-	term     context.Context // for calls: ends soon after that, and after its member has a new leader
+	calls    context.Context // for calls: ends soon after that
+	endCalls context.CancelFunc
+	term     context.Context // likewise, and soon after the member has a new leader
 	endTerm  context.CancelFunc
 }
 
-func (c *conn) newTerm() { c.term, c.endTerm = context.WithCancel(context.Background()) }
+func (c *conn) newTerm() { c.term, c.endTerm = context.WithCancel(c.calls) }
 
 func (c *conn) close() {
 	c.leave()
-	c.endTerm()
+	c.endCalls()
 	c.client.Close()
 }
 
@@ -184,6 +186,11 @@ func (m *conns) run(f *failover) {
 			case e.lost && e.conn == m.current:
 				in.broken = e.conn.endpoint
 			case e.answer != nil:
+				if e.conn != nil && e.conn.ctx.Err() != nil && e.answer.endpoint == m.current.endpoint {
+					// It was asked on a connection that was replaced meanwhile.
+					m.work.Go(func() { m.ask(e.answer.endpoint, m.current) })
+					continue
+				}
 				in.answer = e.answer
 				switch {
 				case e.conn == nil || e.conn == m.current:

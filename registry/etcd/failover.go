@@ -114,7 +114,7 @@ func (f *failover) settle(now time.Duration, a *answer) {
 
 // trusted keeps a Store that was told to use TLS from sending a password without.
 func (f *failover) trusted(endpoint string) bool {
-	plain := func(e string) bool { return !strings.HasPrefix(e, "https://") }
+	plain := func(e string) bool { return !strings.HasPrefix(e, "https://") && !strings.HasPrefix(e, "unixs:") }
 	return !plain(endpoint) || slices.ContainsFunc(f.given, plain)
 }
 
@@ -175,6 +175,9 @@ func (f *failover) heard(now time.Duration, a *answer) (use string) {
 		a.err = "it is another member"
 	}
 	if a.err != "" {
+		if a.endpoint != f.current && !f.doubt {
+			return ""
+		}
 		f.fails[a.endpoint] = a.err
 		if a.endpoint == f.current && !f.alone() {
 			f.doubt = true

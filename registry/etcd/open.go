@@ -65,6 +65,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
+	o.Endpoints = spelled(o.Endpoints, secrets != nil)
 	dial := func(ctx context.Context, endpoint string) (*conn, error) { return o.dial(ctx, endpoint, secrets) }
 	limited, cancel := context.WithTimeout(ctx, o.DialTimeout)
 	defer cancel()
@@ -73,6 +74,26 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 		return nil, err
 	}
 	return &Store{conns: newConns(o, dial, c, first)}, nil
+}
+
+// spelled writes endpoints with their scheme, by which it is decided whom the password
+// may be sent to. The client takes one without as it has TLS or not.
+func spelled(endpoints []string, secure bool) []string {
+	var list []string
+	for _, e := range endpoints {
+		scheme, rest, ok := strings.Cut(e, "://")
+		switch {
+		case ok:
+			e = strings.ToLower(scheme) + "://" + strings.TrimRight(rest, "/")
+		case strings.HasPrefix(e, "unix"):
+		case secure:
+			e = "https://" + e
+		default:
+			e = "http://" + e
+		}
+		list = append(list, e)
+	}
+	return list
 }
 
 func clientTLS(o Options) (*tls.Config, error) {
@@ -116,6 +137,7 @@ func (o *Options) dial(ctx context.Context, endpoint string, secrets *tls.Config
 		c.leave()
 		return nil, err
 	}
+	c.calls, c.endCalls = context.WithCancel(context.Background())
 	c.newTerm()
 	c.client, c.leases = client, clientv3.RetryLeaseClient(client)
 	return c, nil

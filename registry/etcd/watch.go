@@ -65,8 +65,8 @@ func (w *watch) run(ctx context.Context) {
 	defer close(w.out)
 	for {
 		c, _ := w.s.conns.use(ctx)
-		err := w.follow(ctx, c)
-		if ctx.Err() != nil {
+		over, err := w.follow(ctx, c)
+		if over || ctx.Err() != nil {
 			return
 		}
 		// A stream keeps the token that it was opened with, and etcd forgets tokens.
@@ -83,14 +83,14 @@ func (w *watch) run(ctx context.Context) {
 	}
 }
 
-// follow passes on what a watch on one member brings, until that ends. An error that
-// it returns has not been passed on.
-func (w *watch) follow(ctx context.Context, c *conn) error {
+// follow passes on what a watch on one member brings, until that ends. over is true
+// once the reader was told of the end; an error has not been passed on.
+func (w *watch) follow(ctx context.Context, c *conn) (over bool, err error) {
 	bound, release := bind(ctx, c.ctx)
 	defer release()
 	for res := range w.open(bound, c) {
 		if res.CompactRevision == 0 && res.Err() != nil {
-			return watchError(res.Err())
+			return false, watchError(res.Err())
 		}
 		r := watchResponse(res, w.from)
 		if w.created != nil && res.Created && r.Err == nil && r.Revision >= w.from {
@@ -98,10 +98,10 @@ func (w *watch) follow(ctx context.Context, c *conn) error {
 			w.from = r.Revision + 1 // what the read has seen comes once more
 		}
 		if !w.pass(ctx, r) {
-			return nil
+			return true, nil
 		}
 	}
-	return nil
+	return false, nil
 }
 
 // watchError reads the error that etcd ends a single watch with: it comes as text.
