@@ -98,7 +98,8 @@ func (o *output) String() string {
 }
 
 // start runs a command until the test ends and waits until it has printed something.
-func (g *guarded) start(prints string, args ...string) {
+// What it returns waits for more.
+func (g *guarded) start(prints string, args ...string) (await func(prints string)) {
 	g.t.Helper()
 	var out, errOut output
 	ctx, cancel := context.WithCancel(context.Background())
@@ -110,11 +111,16 @@ func (g *guarded) start(prints string, args ...string) {
 			g.t.Errorf("%s: status %d: %s", args[0], status, errOut.String())
 		}
 	})
-	for deadline := time.Now().Add(20 * time.Second); !strings.Contains(out.String(), prints); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			g.t.Fatalf("%s has not printed %q: %s%s", args[0], prints, out.String(), errOut.String())
+	await = func(prints string) {
+		g.t.Helper()
+		for deadline := time.Now().Add(20 * time.Second); !strings.Contains(out.String()+errOut.String(), prints); time.Sleep(20 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				g.t.Fatalf("%s has not printed %q: %s%s", args[0], prints, out.String(), errOut.String())
+			}
 		}
 	}
+	await(prints)
+	return await
 }
 
 // field case 59: with a role for one prefix only everything works under that root;
@@ -144,7 +150,7 @@ func TestLeastPrivilege(t *testing.T) {
 			{"topics", "list"}, {"topics", "describe", "orders"},
 			{"groups", "list"}, {"groups", "describe", "g"},
 			{"registry", "tree"}, {"registry", "ls"}, {"registry", "ls", "/consumers/g"}, {"registry", "get", "/brokers/ids/1"},
-			{"registry", "doctor", "--settle", "2s"}, {"brokers", "list"}, {"brokers", "describe", "1"},
+			{"brokers", "list"}, {"brokers", "describe", "1"}, {"registry", "doctor", "--settle", "2s"}, {"registry", "backup"},
 		} {
 			if does(user, args...) == "" {
 				t.Errorf("%s: %v prints nothing", user, args)
@@ -159,6 +165,13 @@ func TestLeastPrivilege(t *testing.T) {
 		}
 	}
 
+	// A group that nobody is in, for its deletion.
+	idle, stop := context.WithTimeout(t.Context(), 2*time.Second)
+	defer stop()
+	var ignored output
+	if status := run(idle, append([]string{"muster"}, g.as("alice", "consume", "--group", "idle", "--topic", "orders")...), strings.NewReader(""), &ignored, &ignored); status != 0 {
+		t.Errorf("consume: status %d: %s", status, ignored.String())
+	}
 	refused := func(user, says string, args ...string) {
 		t.Helper()
 		began := time.Now()
@@ -171,6 +184,10 @@ func TestLeastPrivilege(t *testing.T) {
 	}
 	refused("bob", "create topic other", "topics", "create", "other", "--partitions", "1")
 	refused("bob", "delete group g0", "groups", "delete", "g0")
+	refused("bob", "orders", "topics", "alter", "orders", "--partitions", "121")
+	refused("bob", "orders", "topics", "alter", "orders", "--config", "retention.ms=1000")
+	refused("bob", "orders", "topics", "delete", "orders")
+	refused("bob", "idle", "groups", "delete", "idle")
 	refused("bob", "register", "consume", "--group", "g2", "--topic", "orders")
 	refused("bob", "cluster id", "server", "--data-dir", filepath.Join(g.dir, "data2"), "--listen", "127.0.0.1:0", "--broker-id", "2")
 	backup := filepath.Join(g.dir, "backup")
@@ -180,6 +197,12 @@ func TestLeastPrivilege(t *testing.T) {
 	if status != 1 || !strings.Contains(stderr, "is not empty") {
 		t.Errorf("restore onto a live registry: status %d: %s", status, stderr)
 	}
+	await := g.start("watching", g.as("bob", "registry", "watch")...)
+	does("alice", "topics", "create", "brief", "--partitions", "2")
+	does("alice", "topics", "alter", "brief", "--partitions", "3", "--config", "retention.ms=100000")
+	await("brief")
+	does("alice", "topics", "delete", "brief")
+	does("alice", "groups", "delete", "idle")
 	outside := func(args []string) []string { return append(args, "--registry-root", "/kc") }
 	status, _, stderr = call(t, outside(g.as("alice", "topics", "list"))...)
 	if status != 1 || !strings.Contains(stderr, "permission denied") {

@@ -219,7 +219,9 @@ type traffic struct {
 	least              time.Duration // of the session's time left
 	firstFailure       error
 	reads, readsFailed int
-	slowest            time.Duration // read
+	slowest            time.Duration  // read
+	acknowledged       map[int64]bool // revisions of writes that the watch has not shown yet
+	shown              int64          // newest revision that it has
 }
 
 func startTraffic(t *testing.T, endpoint string) *traffic {
@@ -228,7 +230,7 @@ func startTraffic(t *testing.T, endpoint string) *traffic {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &traffic{t: t, st: st, least: time.Hour}
+	w := &traffic{t: t, st: st, least: time.Hour, acknowledged: map[int64]bool{}}
 	if w.session, err = registry.OpenSession(t.Context(), st, registry.SessionOptions{TTL: 6 * time.Second}); err != nil {
 		t.Fatal(err)
 	}
@@ -243,6 +245,8 @@ func startTraffic(t *testing.T, endpoint string) *traffic {
 	w.work.Go(func() { w.write(ctx) })
 	w.work.Go(func() { w.read(ctx) })
 	w.work.Go(func() { w.follow(ctx) })
+	changes := st.Watch(ctx, "/traffic/", w.view.Snapshot().Revision+1)
+	w.work.Go(func() { w.watch(changes) })
 	return w
 }
 
@@ -258,6 +262,9 @@ func (w *traffic) write(ctx context.Context) {
 		if err == nil {
 			w.writes++
 			w.written = res.Revision
+			if res.Revision > w.shown {
+				w.acknowledged[res.Revision] = true
+			}
 			w.longest = max(w.longest, time.Since(last))
 			last = time.Now()
 		} else if ctx.Err() == nil {
@@ -287,6 +294,29 @@ func (w *traffic) read(ctx context.Context) {
 	}
 }
 
+// watch sees every write once and in order, whatever member it comes from.
+func (w *traffic) watch(changes <-chan registry.WatchResponse) {
+	for r := range changes {
+		if r.Err != nil {
+			w.t.Errorf("the watch ended: %v", r.Err)
+		}
+		w.mu.Lock()
+		for _, e := range r.Events {
+			if e.ModRevision <= w.shown {
+				w.t.Errorf("the watch shows revision %d after %d", e.ModRevision, w.shown)
+			}
+			for rev := range w.acknowledged {
+				if rev > w.shown && rev < e.ModRevision {
+					w.t.Errorf("the watch left out revision %d", rev)
+				}
+			}
+			w.shown = e.ModRevision
+			delete(w.acknowledged, e.ModRevision)
+		}
+		w.mu.Unlock()
+	}
+}
+
 // follow measures how long a write has been done that the View does not show.
 func (w *traffic) follow(ctx context.Context) {
 	var behindSince time.Time
@@ -308,8 +338,25 @@ func (w *traffic) follow(ctx context.Context) {
 
 func (w *traffic) end(name string, limit time.Duration) {
 	w.t.Helper()
+	rev := put(w.t, w.st, "/traffic/last", "")
+	until(w.t, w.view, 5*time.Second, at(rev))
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		w.mu.Lock()
+		shown := w.shown
+		w.mu.Unlock()
+		if shown >= rev {
+			break
+		}
+		if time.Now().After(deadline) {
+			w.t.Errorf("%s: the watch shows revision %d, not %d", name, shown, rev)
+			break
+		}
+	}
 	w.stop()
 	w.work.Wait()
+	if len(w.acknowledged) > 0 {
+		w.t.Errorf("%s: the watch has not shown %d writes", name, len(w.acknowledged))
+	}
 	w.t.Logf("%-28s longest pause of the writer %5.2f s (%d failed of %d), slowest read %5.2f s (%d failed), view late by %5.2f s, session had %4.1f s left",
 		name, w.longest.Seconds(), w.failed, w.writes+w.failed, w.slowest.Seconds(), w.readsFailed, w.late.Seconds(), w.least.Seconds())
 	if w.firstFailure != nil {
