@@ -6,6 +6,7 @@
 //	catalog.go     what the registry says of brokers and topics
 //	topics*.go     what clients are shown of it, the partitions it leads, its errands
 //	logdirs.go     where their logs are, and where those of deleted topics go
+//	openfiles.go   how many files each may have open
 //	producers.go   producer ids
 //	daemon.go      start and stop
 //	health.go      whether it lives, and whether it is of use
@@ -247,7 +248,8 @@ func (d *Daemon) loadTopics(ctx context.Context) error {
 }
 
 func (d *Daemon) serve() {
-	d.wire = wire.New(wire.Options{Logger: d.log, Hooks: d.metrics.wire.hooks()})
+	_, connections := shareOpenFiles(openFileLimit())
+	d.wire = wire.New(wire.Options{Logger: d.log, Hooks: d.metrics.wire.hooks(), MaxConnections: connections})
 	api.Register(d.wire, d.topics, api.Options{Logger: d.log, AutoCreateTopics: d.cfg.AutoCreateTopics})
 	d.serving.Store(true)
 	d.work.Go(func() {

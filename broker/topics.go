@@ -34,6 +34,9 @@ type topics struct {
 	line     []topicNumber        // to be opened, a slice at a time
 	waiting  map[topicNumber]bool // those in line
 	reported map[string]bool      // bad records that were complained about
+	logs     int                  // that are open
+	maxLogs  int
+	crowded  time.Time // when it was complained that there were too many
 
 	mu       sync.RWMutex
 	snapshot api.Snapshot
@@ -68,6 +71,7 @@ func newTopics(d *Daemon) *topics {
 	t := &topics{d: d, queued: make(chan struct{}, 1), catalog: newCatalog(d.cfg.Root),
 		failing: map[topicNumber]time.Time{}, waiting: map[topicNumber]bool{}, reported: map[string]bool{}, open: map[topicNumber]local{},
 		snapshot: api.Snapshot{Controller: -1}}
+	t.maxLogs, _ = shareOpenFiles(openFileLimit())
 	t.dirs = newLogDirs(d.cfg.DataDir, d.log)
 	t.errands = newErrands(d)
 	return t

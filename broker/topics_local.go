@@ -126,6 +126,11 @@ func parallel(n int, f func(i int)) {
 }
 
 func (t *topics) closeAll(todo localChanges) {
+	for _, c := range todo.close {
+		if c.l.partition != nil {
+			t.logs--
+		}
+	}
 	parallel(len(todo.close), func(i int) {
 		t.pulse.beat()
 		c := todo.close[i]
@@ -171,9 +176,17 @@ func (t *topics) wait(jobs []opening) {
 }
 
 func (t *topics) openAll(jobs []opening) {
+	room := t.maxLogs - t.logs
+	if room < len(jobs) && time.Since(t.crowded) > silencePause {
+		t.crowded = time.Now()
+		t.d.log.Error("some partitions cannot be opened, trying again", "error", errOpenFiles, "limit", t.maxLogs)
+	}
 	parallel(len(jobs), func(i int) {
 		t.pulse.beat()
-		l := t.openOne(jobs[i])
+		l := local{err: fmt.Errorf("%w: %w", kerr.KafkaStorageError, errOpenFiles)}
+		if i < room {
+			l = t.openOne(jobs[i])
+		}
 		l.spec = jobs[i].spec
 		if l.err != nil {
 			l.pause = min(max(2*jobs[i].pause, minOpenPause), maxOpenPause)
@@ -186,6 +199,8 @@ func (t *topics) openAll(jobs []opening) {
 		delete(t.failing, j.tn)
 		if l := t.open[j.tn]; l.err != nil {
 			t.failing[j.tn] = time.Now().Add(l.pause)
+		} else {
+			t.logs++
 		}
 	}
 }
