@@ -169,8 +169,8 @@ func TestStartIsLogged(t *testing.T) {
 	}
 }
 
-// A lease revoked by hand: not ready at once, and ready again after the daemon has
-// registered anew; never a reason to restart it.
+// A lease revoked by hand is made up for at once; a daemon whose record another has
+// taken is not ready until that is gone. Neither is a reason to restart it.
 func TestReadinessFollowsTheRegistration(t *testing.T) {
 	d := start(t, withHTTP(t, func(c *broker.Config) { c.SessionTimeout = 6 * time.Second }))
 	at, st := d.HTTPAddress(), openStore(t, d)
@@ -178,23 +178,45 @@ func TestReadinessFollowsTheRegistration(t *testing.T) {
 		t.Errorf("%v losses before the first", n)
 	}
 	must(t, st.Revoke(t.Context(), keys(t, st, "/brokers/ids/")["/brokers/ids/1"].Lease))
-	probed(t, at, "/readyz", http.StatusServiceUnavailable, "not ready: registration: the registry shows no record of this broker")
+	eventually(t, func() string {
+		if n, _ := sample(t, at, `muster_registrations_total{outcome="registered"}`); n != 2 {
+			return fmt.Sprintf("registered %v times", n)
+		}
+		return ""
+	})
+	probed(t, at, "/readyz", http.StatusOK, "ready")
+	const other = `{"version":1,"host":"other","port":9092,"jmx_port":-1,"timestamp":"1"}`
+	write := func(op registry.Op) {
+		t.Helper()
+		_, err := st.Txn(t.Context(), registry.Txn{Then: []registry.Op{op}})
+		must(t, err)
+	}
+	write(registry.Put("/brokers/ids/1", []byte(other), 0))
+	probed(t, at, "/readyz", http.StatusServiceUnavailable, "not ready: ")
 	if n, _ := sample(t, at, "muster_ready"); n != 0 {
 		t.Error("muster_ready is", n)
 	}
 	probed(t, at, "/healthz", http.StatusOK, "healthy")
+	eventually(t, func() string {
+		if n, _ := sample(t, at, `muster_registrations_total{outcome="held"}`); n != 1 {
+			return fmt.Sprintf("%v times held by another", n)
+		}
+		return ""
+	})
+	write(registry.Delete("/brokers/ids/1"))
 	probed(t, at, "/readyz", http.StatusOK, "ready")
 	for series, want := range map[string]float64{
 		`muster_sessions_lost_total{reason="lease_gone"}`:        1,
-		`muster_registrations_total{outcome="registered"}`:       2,
+		`muster_sessions_lost_total{reason="abandoned"}`:         1,
+		`muster_registrations_total{outcome="registered"}`:       3,
 		`muster_session_ttl_seconds`:                             6,
 		`muster_ready`:                                           1,
-		`muster_store_calls_total{call="grant",result="ok"}`:     2,
+		`muster_store_calls_total{call="grant",result="ok"}`:     3,
 		`muster_sessions_lost_total{reason="deadline"}`:          0,
-		`muster_registrations_total{outcome="held"}`:             0,
+		`muster_registrations_total{outcome="held"}`:             1,
 		`muster_store_calls_total{call="watch",result="ok"}`:     0,
 		`muster_brokers`:                                         1,
-		`muster_store_call_duration_seconds_count{call="grant"}`: 2,
+		`muster_store_call_duration_seconds_count{call="grant"}`: 3,
 	} {
 		if n, ok := sample(t, at, series); n != want || !ok {
 			t.Errorf("%s is %v, want %v", series, n, want)

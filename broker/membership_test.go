@@ -19,7 +19,6 @@ func TestCountStandsBesideItsTopic(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close(t.Context())
-	d.members.session = s
 	create := func() int64 {
 		_, err := registry.CreateTopic(t.Context(), st, "", registry.TopicSpec{Name: "t", Partitions: 2, ReplicationFactor: 1}, []int32{1})
 		if err != nil {
@@ -29,7 +28,7 @@ func TestCountStandsBesideItsTopic(t *testing.T) {
 	}
 	count := func(want string) {
 		t.Helper()
-		if err := d.members.writeCounts(t.Context()); err != nil {
+		if err := d.members.writeCounts(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}
 		kv, _, err := registry.GetKey(t.Context(), st, "/brokers/topics/t/1")

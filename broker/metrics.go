@@ -221,7 +221,7 @@ func (m *metrics) storeCall(c registry.Call) {
 // registration counts an attempt to register.
 func (m *metrics) registration(err error) {
 	outcome := outcomeRegistered
-	if _, held := errors.AsType[*takenError](err); held {
+	if _, held := errors.AsType[*registry.HeldError](err); held {
 		outcome = outcomeHeld
 	} else if err != nil {
 		outcome = outcomeFailed
