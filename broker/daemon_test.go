@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -296,4 +297,24 @@ func TestRegistryThatLostItsKeys(t *testing.T) {
 	_, err = registry.Restore(t.Context(), st, root, strings.NewReader(file.String()))
 	must(t, err)
 	must(t, start(t, cfg).Close())
+}
+
+// A copy of a data directory does not take the place of the daemon that uses the
+// original, though it remembers its lease.
+func TestCopiedDataDirectory(t *testing.T) {
+	outer := start(t, config(t, t.TempDir()))
+	st := openStore(t, outer)
+	cfg := config(t, t.TempDir())
+	cfg.ID, cfg.Etcd.Endpoints = 7, outer.EtcdEndpoints()
+	d := start(t, cfg)
+	before := keys(t, st, "/brokers/ids/7")["/brokers/ids/7"]
+	other := cfg
+	other.DataDir = filepath.Join(t.TempDir(), "copy")
+	must(t, os.CopyFS(other.DataDir, os.DirFS(cfg.DataDir)))
+	if got := startError(t, other); !strings.Contains(got, "is taken by "+d.Address()) {
+		t.Error(got)
+	}
+	if after := keys(t, st, "/brokers/ids/7")["/brokers/ids/7"]; after.ModRevision != before.ModRevision {
+		t.Errorf("the record was %+v and is %+v", before, after)
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"slices"
 	"strconv"
 	"sync"
@@ -42,6 +43,7 @@ const (
 	registryCallLimit = 5 * time.Second
 	// countsPause is the pause before counts are written again that could not be.
 	countsPause = 2 * time.Second
+	answerLimit = 500 * time.Millisecond
 )
 
 // announced is the present announcement; nil before join.
@@ -77,9 +79,19 @@ func (m *membership) lease() registry.LeaseID {
 }
 
 // join registers the daemon, for as long as it runs. The record of a former run of
-// this very data directory, which nobody else can be using, is taken away first; one
-// that anybody else holds is an error that names the holder.
+// this very data directory, which nobody else can be using, is taken away first,
+// unless its address answers: the directory is then a copy. A record that anybody
+// else holds is an error that names the holder.
 func (m *membership) join(ctx context.Context, former registry.LeaseID) error {
+	if former != 0 {
+		kv, _, err := registry.GetKey(ctx, m.d.store, m.d.cfg.Root.Broker(m.d.cfg.ID))
+		if err != nil {
+			return fmt.Errorf("look for the former registration: %w", err)
+		}
+		if kv != nil && kv.Lease == former && m.answersElsewhere(ctx, *kv) {
+			former = 0
+		}
+	}
 	a, err := registry.Announce(ctx, m.d.store, registry.AnnounceOptions{
 		Key:             m.d.cfg.Root.Broker(m.d.cfg.ID),
 		ValueFunc:       m.record,
@@ -100,6 +112,23 @@ func (m *membership) join(ctx context.Context, former registry.LeaseID) error {
 	defer m.mu.Unlock()
 	m.announcement = a
 	return nil
+}
+
+// answersElsewhere tells whether somebody serves at the address in a broker record,
+// which is not ours.
+func (m *membership) answersElsewhere(ctx context.Context, kv registry.KV) bool {
+	_, rec, err := m.d.cfg.Root.ParseBroker(kv)
+	if err != nil || (address{rec.Host, rec.Port}) == m.d.advertise {
+		return false
+	}
+	dialer := net.Dialer{Timeout: answerLimit}
+	conn, err := dialer.DialContext(ctx, "tcp", JoinAddress(rec.Host, rec.Port))
+	if err != nil {
+		return false
+	}
+	_ = conn.Close() // nothing was sent
+	m.d.log.Warn("data directory may be a copy of one in use: somebody serves at the address that it last registered", "address", JoinAddress(rec.Host, rec.Port))
+	return true
 }
 
 // record makes the broker record for a registration under a lease.
