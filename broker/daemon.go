@@ -112,7 +112,7 @@ func Start(ctx context.Context, cfg Config) (_ *Daemon, err error) {
 		return nil, err
 	}
 	d.phase.enter(stepTopics)
-	if err = d.loadTopics(limited); err != nil {
+	if err = d.loadTopics(ctx, limited); err != nil {
 		return nil, errors.Join(err, d.members.leave())
 	}
 	d.undo = append(d.undo, d.members.leave) // last in, first out: its keys go before its logs close
@@ -229,15 +229,16 @@ func (d *Daemon) identify(ctx context.Context) error {
 }
 
 // loadTopics opens the partitions of this daemon and follows the registry from then on.
-func (d *Daemon) loadTopics(ctx context.Context) error {
-	view, err := registry.OpenView(ctx, d.store, viewPrefixes(d.cfg.Root),
+// The calls of the registry are bounded by limited, the rest by ctx.
+func (d *Daemon) loadTopics(ctx, limited context.Context) error {
+	view, err := registry.OpenView(limited, d.store, viewPrefixes(d.cfg.Root),
 		registry.ViewOptions{Stall: d.cfg.SessionTimeout / 2, Listener: d.metrics.viewEvent, Logger: d.log}, d.topics.enqueue)
 	if err != nil {
 		return err
 	}
 	d.view = view
 	d.undo = append(d.undo, d.topics.close, func() error { view.Close(); return nil })
-	if err := d.topics.load(); err != nil {
+	if err := d.topics.load(ctx); err != nil {
 		return err
 	}
 	d.topics.pulse.beat()

@@ -28,7 +28,7 @@ func twinDaemon(t *testing.T, st registry.Store) *Daemon {
 		err = d.members.join(t.Context(), 0)
 	}
 	if err == nil {
-		err = d.loadTopics(t.Context())
+		err = d.loadTopics(t.Context(), t.Context())
 	}
 	t.Cleanup(func() {
 		if err := errors.Join(d.Close(), d.members.leave(), d.dir.close()); err != nil {

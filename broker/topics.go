@@ -114,14 +114,18 @@ func (t *topics) dequeue() []registry.Event {
 	return events
 }
 
-// load takes in what the View holds when it has been opened.
-func (t *topics) load() error {
+// load takes in what the View holds when it has been opened. Only the end of ctx cuts
+// it off: many logs take their time.
+func (t *topics) load(ctx context.Context) error {
 	ch := t.catalog.apply(t.dequeue())
 	if err := t.dirs.settle(t.catalog); err != nil {
 		return err
 	}
 	t.update(ch)
 	for len(t.line) > 0 {
+		if ctx.Err() != nil {
+			return fmt.Errorf("open logs, %d to come: %w", len(t.line), context.Cause(ctx))
+		}
 		t.openSome()
 	}
 	return nil

@@ -30,7 +30,7 @@ func following(b testing.TB, n int) (*topics, []registry.Event) {
 		}
 	}
 	t.enqueue(registry.Snapshot{}, events)
-	if err := t.load(); err != nil {
+	if err := t.load(b.Context()); err != nil {
 		b.Fatal(err)
 	}
 	return t, events

@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -64,5 +65,30 @@ func TestLargeTopicHoldsUpNothing(t *testing.T) {
 	serves("small", 1, nil)
 	if n := len(follows.locals()); n != 2*openSlice+2 || len(follows.waiting) != 0 {
 		t.Errorf("%d are open, %d wait", n, len(follows.waiting))
+	}
+}
+
+// A start that is broken off does not open all logs before.
+func TestLoadCanBeBrokenOff(t *testing.T) {
+	follows := follower(t)
+	follows.d.metrics = newMetrics(follows.d)
+	defer func() {
+		if err := follows.close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	var list []string
+	for p := range 3 * openSlice {
+		list = append(list, fmt.Sprintf(`"%d":[9]`, p))
+	}
+	value := fmt.Sprintf(`{"version":1,"partitions":{%s},"topic_id":"5f8a21f0-0000-4000-8000-000000000001"}`, strings.Join(list, ","))
+	follows.enqueue(registry.Snapshot{}, []registry.Event{{KV: registry.KV{Key: "/brokers/topics/t", Value: []byte(value), CreateRevision: 2, ModRevision: 2}}})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := follows.load(ctx); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if n := len(follows.locals()); n >= 3*openSlice {
+		t.Errorf("%d logs were opened", n)
 	}
 }
