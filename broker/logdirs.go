@@ -189,7 +189,8 @@ func (d *logDirs) reclaim(topic string, number int32, id uuid.UUID) error {
 	to := d.partition(topic, number)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for _, from := range d.strays[asideBase(topic, number)] {
+	base := asideBase(topic, number)
+	for i, from := range d.strays[base] {
 		have, err := storage.ReadIdentity(storage.OS{}, from)
 		if err != nil || uuid.UUID(have) != id {
 			continue // of another topic of that name, or removed by now
@@ -200,6 +201,7 @@ func (d *logDirs) reclaim(topic string, number int32, id uuid.UUID) error {
 		if err := d.move(from, to); err != nil {
 			return fmt.Errorf("bring back %s: %w", from, err)
 		}
+		d.strays[base] = slices.Delete(d.strays[base], i, i+1)
 		d.log.Info("log that had been moved aside is back: its topic is in the registry again", "topic", topic, "partition", number)
 		return nil
 	}
