@@ -231,6 +231,10 @@ func (t *topics) openOne(j opening) local {
 	} else if !recovery.Clean {
 		log.Info("log recovered", "end_offset", recovery.ValidOffset)
 	}
+	if latest := p.LatestEpoch(); latest > j.spec.epoch {
+		log.Error("leader epoch in the registry is older than the log's: nothing can be appended until the state of the partition is corrected",
+			"leader_epoch", j.spec.epoch, "log_epoch", latest)
+	}
 	return local{partition: p}
 }
 

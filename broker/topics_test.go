@@ -364,7 +364,10 @@ func TestDaemonFinishesDeletions(t *testing.T) {
 
 // The leader that a state names is followed, though a person wrote it.
 func TestLeaderChangedByHand(t *testing.T) {
-	d := start(t, config(t, t.TempDir()))
+	said := &logged{}
+	cfg := config(t, t.TempDir())
+	cfg.Logger = slog.New(slog.NewTextHandler(said, nil))
+	d := start(t, cfg)
 	st := openStore(t, d)
 	create(t, st, "orders", 1, 1)
 	k := producer(t, d)
@@ -389,6 +392,19 @@ func TestLeaderChangedByHand(t *testing.T) {
 	state(1, 2)
 	answers(nil)
 	if at := produce(t, k, "orders", 0, "b"); at != 1 {
+		t.Errorf("offset %d", at)
+	}
+	// An epoch that goes back is told, since it stops all appends, and heals.
+	state(1, 1)
+	eventually(t, func() string {
+		if !said.has("leader_epoch=1 log_epoch=2") {
+			return "not a word of it"
+		}
+		return ""
+	})
+	answers(nil)
+	state(1, 3)
+	if at := produce(t, producer(t, d), "orders", 0, "c"); at != 2 {
 		t.Errorf("offset %d", at)
 	}
 }

@@ -145,6 +145,10 @@ func (p *Local) Failure() error { return p.log.Failure() }
 // LeaderEpoch implements Partition.
 func (p *Local) LeaderEpoch() int32 { return p.epoch }
 
+// LatestEpoch is the leader epoch that was written last, -1 if there is none. Where
+// it is above LeaderEpoch nothing can be appended.
+func (p *Local) LatestEpoch() int32 { return p.log.LatestEpoch() }
+
 // Close implements Partition.
 func (p *Local) Close() error { return p.log.Close() }
 

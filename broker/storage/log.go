@@ -157,6 +157,14 @@ func (l *Log) Start() int64 { return l.view.Load().segments[0].base }
 // End is one past the last record stored, durable or not.
 func (l *Log) End() int64 { return l.end.Load() }
 
+// LatestEpoch is the leader epoch that was written last, -1 if there is none. Appends
+// with an older one are refused.
+func (l *Log) LatestEpoch() int32 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.epochs.latest()
+}
+
 // Durable is one past the last record that a crash cannot take away.
 func (l *Log) Durable() int64 { return l.durable.load() }
 
