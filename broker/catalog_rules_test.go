@@ -30,6 +30,10 @@ func TestIDOfARecordWithoutOne(t *testing.T) {
 		if id != c.want || !adopt || !first {
 			t.Errorf("created at %d: id %q, %v, %v", c.created, id, adopt, first)
 		}
+		follows.catalog.apply([]registry.Event{record(9, c.created, "{")})
+		if _, adopt, _ := follows.toAdopt("t"); adopt {
+			t.Error("what cannot be read is to be adopted")
+		}
 	}
 }
 

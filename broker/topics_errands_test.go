@@ -1,9 +1,13 @@
 package broker
 
 import (
+	"errors"
+	"fmt"
 	"log/slog"
 	"testing"
 	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
 
 	"github.com/muster-io/muster/registry"
 	"github.com/muster-io/muster/registry/memory"
@@ -69,6 +73,48 @@ func TestWhoMakesUpAnID(t *testing.T) {
 		}
 		if adopt, _, _ := e.due(time.Now().Add(adoptionTurn)); len(adopt) != 1 {
 			t.Errorf("%+v: after its turn it adopts %v", c, adopt)
+		}
+	}
+}
+
+// A daemon that may be dead to the registry writes nothing there.
+func TestNothingIsWrittenWithoutASession(t *testing.T) {
+	st := memory.New()
+	follows := follower(t)
+	follows.d.store = st
+	if err := follows.CreateTopic(t.Context(), "t"); !errors.Is(err, kerr.RequestTimedOut) || !errors.Is(err, errNoSession) {
+		t.Errorf("create: %v", err)
+	}
+	if _, err := st.Txn(t.Context(), registry.Txn{Then: []registry.Op{
+		registry.Put("/admin/delete_topics/t", nil, 0), registry.Put("/brokers/topics/u", []byte(`{"version":1,"partitions":{"0":[9]}}`), 0)}}); err != nil {
+		t.Fatal(err)
+	}
+	before := st.Revision()
+	e := follows.errands
+	e.deletions["t"], e.adopt["u"] = time.Now(), adoption{at: time.Now()}
+	if wait := e.round(t.Context()); wait != errandPause || st.Revision() != before {
+		t.Errorf("it waits %s, and the registry went from %d to %d", wait, before, st.Revision())
+	}
+}
+
+// Each daemon has its turn at a deletion that nobody finishes, in the order of ids; one
+// that was only asked for is begun a turn sooner.
+func TestTurnsOfDeletions(t *testing.T) {
+	c := newCatalog("")
+	broker := func(id int) registry.Event {
+		return registry.Event{KV: registry.KV{Key: fmt.Sprint("/brokers/ids/", id), Value: []byte(`{"version":1,"host":"h","port":1}`), CreateRevision: 2, ModRevision: 2}}
+	}
+	c.apply([]registry.Event{broker(1), broker(5), broker(7), record(2, 2, `{"version":1,"partitions":{"0":[9]}}`),
+		{KV: registry.KV{Key: "/admin/delete_topics/t", ModRevision: 3, CreateRevision: 3}},
+		{KV: registry.KV{Key: "/admin/delete_topics/u", ModRevision: 3, CreateRevision: 3}}})
+	for id, rank := range map[int32]time.Duration{1: 0, 5: 1, 7: 2, 3: 3} {
+		e := newErrands(nil)
+		now := time.Now()
+		e.follow(map[string]bool{"t": true, "u": true}, c, id)
+		for topic, want := range map[string]time.Duration{"t": rank * deletionTurn, "u": (rank + 1) * deletionTurn} {
+			if got := e.deletions[topic].Sub(now); got < want || got > want+deletionTurn/2 {
+				t.Errorf("broker %d begins with %s after %s, want %s", id, topic, got, want)
+			}
 		}
 	}
 }
