@@ -4,11 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/muster-io/muster/registry"
 )
@@ -74,7 +83,7 @@ func TestRenewIsNoDoubt(t *testing.T) {
 		t.Fatal("the connection was not renewed")
 	}
 	m.tell(connEvent{conn: former, answer: failedAnswer(former.endpoint, context.Canceled)})
-	m.tell(connEvent{}) // the one before has been taken
+	m.tellAndWait(connEvent{}) // the one before has had its effect
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.settled != nil {
@@ -107,4 +116,246 @@ func TestFailoverSaysWhyOnlyInDoubt(t *testing.T) {
 	if f.doubt || f.why() != "" {
 		t.Errorf("doubt %v, why %q", f.doubt, f.why())
 	}
+}
+
+// A write that was refused was not lost, also where the member is left at that moment.
+func TestRefusalIsNotLost(t *testing.T) {
+	st := openOwn(t)
+	for fails, want := range map[error]error{rpctypes.ErrLeaseNotFound: registry.ErrLeaseNotFound, rpctypes.ErrTimeout: ErrUnknown,
+		context.Canceled: ErrUnknown, status.Error(codes.Unavailable, "EOF"): ErrUnknown} {
+		err := st.call(t.Context(), once, func(context.Context, *conn) error {
+			_, endTerm := st.conns.current.term, st.conns.current.endTerm
+			st.conns.elected()
+			endTerm()
+			return fails
+		})
+		if !errors.Is(err, want) {
+			t.Errorf("%v became %v, want %v", fails, err, want)
+		}
+	}
+}
+
+// Nothing hangs for want of a deadline.
+func TestCallWithoutDeadline(t *testing.T) {
+	st := openOwn(t)
+	if st.callLimit != callLimit {
+		t.Errorf("the limit is %s", st.callLimit)
+	}
+	st.callLimit = 50 * time.Millisecond
+	err := st.call(context.Background(), again, func(ctx context.Context, c *conn) error {
+		select {
+		case <-ctx.Done():
+		case <-time.After(5 * time.Second):
+		}
+		return ctx.Err()
+	})
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "no answer from etcd in time") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestPatience(t *testing.T) {
+	for left, want := range map[time.Duration]time.Duration{100 * time.Millisecond: doubtLimit, 4 * time.Second: 3 * time.Second, time.Minute: patientLimit} {
+		ctx, cancel := context.WithTimeout(t.Context(), left)
+		if got := patience(ctx).Round(100 * time.Millisecond); got != want {
+			t.Errorf("%s before its deadline a call waits for %s, want %s", left, got, want)
+		}
+		cancel()
+	}
+	if got := patience(t.Context()); got != doubtLimit {
+		t.Errorf("without a deadline a call waits for %s", got)
+	}
+	m := openOwn(t).conns
+	m.tellAndWait(connEvent{}) // from now on nothing is to be done for long
+	settled := make(chan struct{})
+	m.mu.Lock()
+	m.settled = settled
+	m.mu.Unlock()
+	began := time.Now()
+	time.AfterFunc(doubtLimit+200*time.Millisecond, func() { close(settled) })
+	if m.use(within(t, 5*time.Second)); time.Since(began) < doubtLimit+200*time.Millisecond {
+		t.Errorf("the call waited only for %s", time.Since(began))
+	}
+	m.mu.Lock()
+	m.settled = nil
+	m.mu.Unlock()
+}
+
+// A watch whose token is refused again and again is told to its reader, after a few
+// tries.
+func TestTokenRefusedForEver(t *testing.T) {
+	st := openOwn(t)
+	opens := 0
+	w := &watch{s: st, out: make(chan registry.WatchResponse), from: 1}
+	w.open = func(context.Context, *conn) clientv3.WatchChan {
+		opens++
+		ch := make(chan clientv3.WatchResponse, 1)
+		ch <- clientv3.WatchResponse{Header: &pb.ResponseHeader{}, Canceled: true, CancelReason: rpctypes.ErrInvalidAuthToken.Error()}
+		close(ch)
+		return ch
+	}
+	go w.run(within(t, 10*time.Second))
+	r, ok := <-w.out
+	if !ok || !errors.Is(r.Err, rpctypes.ErrInvalidAuthToken) || opens < 2 || opens > maxRenewals+1 {
+		t.Errorf("after %d tries: %+v, %v", opens, r, ok)
+	}
+}
+
+// breaker passes connections on to an address, and breaks them.
+type breaker struct {
+	endpoint string
+	mu       sync.Mutex
+	open     []net.Conn
+}
+
+func newBreaker(t *testing.T, to string) *breaker {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &breaker{endpoint: "http://" + l.Addr().String()}
+	t.Cleanup(func() { l.Close(); b.breakAll() })
+	go func() {
+		for {
+			in, err := l.Accept()
+			if err != nil {
+				return
+			}
+			out, err := net.Dial("tcp", to)
+			if err != nil {
+				in.Close()
+				continue
+			}
+			b.mu.Lock()
+			b.open = append(b.open, in, out)
+			b.mu.Unlock()
+			for _, way := range [][2]net.Conn{{in, out}, {out, in}} {
+				go func() {
+					io.Copy(way[0], way[1])
+					way[0].Close()
+					way[1].Close()
+				}()
+			}
+		}
+	}()
+	return b
+}
+
+func (b *breaker) breakAll() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, c := range b.open {
+		c.Close()
+	}
+	b.open = nil
+}
+
+// Of 200 connections that break nothing is left behind. Writes fail seldom, and by
+// themselves: the next one waits for a connection that works.
+func TestConnectionsBreak(t *testing.T) {
+	t.Parallel()
+	o := freePorts(t, t.TempDir())
+	server, err := StartServer(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	address := strings.TrimPrefix(server.Endpoint, "http://")
+	ways := map[string]*breaker{}
+	var endpoints []string
+	for range 3 {
+		b := newBreaker(t, address)
+		ways[b.endpoint] = b
+		endpoints = append(endpoints, b.endpoint)
+	}
+	st, err := Open(t.Context(), Options{Endpoints: endpoints})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	v := openView(t, st, registry.ViewOptions{}, "/breaks/")
+	defer v.Close()
+	s, err := registry.OpenSession(t.Context(), st, registry.SessionOptions{TTL: 10 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	failed, turned := 0, 0
+	rounds := func(n int) {
+		last := int64(0)
+		for range n {
+			before, _ := st.conns.use(t.Context())
+			ways[before.endpoint].breakAll()
+			var first error
+			for failures := 0; ; failures++ {
+				res, err := st.Txn(within(t, 5*time.Second), registry.Txn{Then: []registry.Op{registry.Put("/breaks/a", nil, 0)}})
+				if err == nil {
+					last = res.Revision
+					break
+				}
+				if failed++; failures > 0 {
+					t.Fatalf("two writes in a row failed: %v; %v", first, err)
+				}
+				first = err
+			}
+			if c, _ := st.conns.use(t.Context()); c != before {
+				turned++
+			}
+		}
+		until(t, v, 10*time.Second, at(last))
+	}
+	rounds(20)
+	mine := func() (n int) {
+		buf := make([]byte, 1<<23)
+		for g := range strings.SplitSeq(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
+			// Those of a client, among them the ones that serve this Store alone.
+			if strings.Contains(g, "etcd.(*conns)") || strings.Contains(g, "etcd.(*breaker)") || strings.Contains(g, "transport.(*http2Client).reader") {
+				n++
+			}
+		}
+		return n
+	}
+	before, files := mine(), openFiles(t)
+	rounds(200)
+	deadline := time.Now().Add(10 * time.Second)
+	for mine() > before+10 && time.Now().Before(deadline) {
+		time.Sleep(50 * time.Millisecond)
+	}
+	t.Logf("%d connections were left and %d writes failed; goroutines %d, before %d; files %d, before %d", turned, failed, mine(), before, openFiles(t), files)
+	if after := mine(); after > before+10 {
+		t.Errorf("%d goroutines, %d before", after, before)
+	}
+	if turned < 100 {
+		t.Errorf("the Store has turned away only %d times", turned)
+	}
+	if err := s.Close(within(t, 5*time.Second)); err != nil || !errors.Is(s.Err(), registry.ErrSessionClosed) {
+		t.Errorf("session: %v, close: %v", s.Err(), err)
+	}
+}
+
+// What was lost a moment ago is not used though nobody has noticed yet.
+func TestLostIsNotUsed(t *testing.T) {
+	st := openOwn(t, silentEndpoint(t))
+	m := st.conns
+	c, _ := m.use(t.Context())
+	lost, err := m.dial(t.Context(), c.endpoint) // as it is before it connects
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.mu.Lock()
+	m.current = lost
+	m.mu.Unlock()
+	defer c.close()
+	if c, _ := m.use(within(t, 5*time.Second)); c.down() {
+		t.Error("a connection that does not work is used")
+	}
+}
+
+func openFiles(t *testing.T) int {
+	t.Helper()
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list)
 }

@@ -50,9 +50,13 @@ const (
 	// etcd takes its time to check a password.
 	questionLimit = time.Second
 	dialLimit     = 3 * time.Second
-	// doubtLimit is how long a call waits while the member in use is in doubt. It is
-	// then made all the same, so that its error is that of the store.
-	doubtLimit = 1500 * time.Millisecond
+	// doubtLimit is how long a call without a deadline waits while the member in use
+	// is in doubt; one with a deadline waits until lastWord before it, but no longer
+	// than patientLimit, which an election on a busy machine takes. It is then made
+	// all the same, so that its error is that of the store.
+	doubtLimit   = 1500 * time.Millisecond
+	patientLimit = 5 * time.Second
+	lastWord     = time.Second
 	// electedLimit is how long the calls of before an election may take after it. What
 	// a member has sent to a leader that is lost is not answered otherwise.
 	electedLimit = 300 * time.Millisecond
@@ -86,8 +90,8 @@ type connEvent struct {
 	conn   *conn // that was asked, lost, or is new; nil if there is none
 	answer *answer
 	lost   bool
-	former *conn         // with fresh
-	fresh  chan struct{} // closed when it was taken
+	former *conn         // in place of which conn is new
+	taken  chan struct{} // if there, closed when the event has had its effect
 }
 
 // newConns takes over c, the member that gave the first answer.
@@ -109,13 +113,16 @@ func (m *conns) close() {
 // must end with. While the member in use is in doubt
 // it waits for a better one, but not for long.
 func (m *conns) use(ctx context.Context) (*conn, context.Context) {
-	m.mu.Lock()
-	c, term, settled := m.current, m.current.term, m.settled
-	m.mu.Unlock()
+	c, term, settled := m.now()
+	if settled == nil && c.down() {
+		// What was lost a moment ago may not have been noticed yet.
+		m.tellAndWait(connEvent{conn: c, lost: true})
+		c, term, settled = m.now()
+	}
 	if settled == nil {
 		return c, term
 	}
-	late := time.NewTimer(doubtLimit)
+	late := time.NewTimer(patience(ctx))
 	defer late.Stop()
 	select {
 	case <-settled:
@@ -126,6 +133,23 @@ func (m *conns) use(ctx context.Context) (*conn, context.Context) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.current, m.current.term
+}
+
+func (m *conns) now() (c *conn, term context.Context, settled chan struct{}) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.current, m.current.term, m.settled
+}
+
+func (c *conn) down() bool { return c.client.ActiveConnection().GetState() != connectivity.Ready }
+
+// patience is how long a call waits for doubt to end.
+func patience(ctx context.Context) time.Duration {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return doubtLimit
+	}
+	return min(max(time.Until(deadline)-lastWord, doubtLimit), patientLimit)
 }
 
 // elected gives the calls under way a limit.
@@ -155,6 +179,16 @@ func (m *conns) tell(e connEvent) bool {
 	}
 }
 
+// tellAndWait is tell, and waits until the event has had its effect.
+func (m *conns) tellAndWait(e connEvent) bool {
+	e.taken = make(chan struct{})
+	if !m.tell(e) {
+		return false
+	}
+	<-e.taken // run does not end between the two
+	return true
+}
+
 // run drives the machine until close. spare holds the connections on which others
 // are asked.
 func (m *conns) run(f *failover) {
@@ -169,19 +203,20 @@ func (m *conns) run(f *failover) {
 	defer wake.Stop()
 	for {
 		var in failoverInput
+		var e connEvent
 		select {
 		case <-m.ctx.Done():
 			return
 		case <-wake.C:
-		case e := <-m.events:
+		case e = <-m.events:
 			switch {
-			case e.fresh != nil:
+			case e.former != nil:
 				if e.former == m.current {
 					m.turnTo(e.conn, renewedLimit)
 				} else {
 					m.work.Go(e.conn.close)
 				}
-				close(e.fresh)
+				close(e.taken)
 				continue
 			case e.lost && e.conn == m.current:
 				in.broken = e.conn.endpoint
@@ -211,6 +246,9 @@ func (m *conns) run(f *failover) {
 			m.elected()
 		}
 		m.show(f)
+		if e.taken != nil {
+			close(e.taken)
+		}
 		if !f.doubt {
 			for _, c := range spare {
 				m.work.Go(c.close)
@@ -352,10 +390,7 @@ func (m *conns) renew(c *conn) {
 	if err != nil {
 		return // the next use of c says what is wrong
 	}
-	done := make(chan struct{})
-	if !m.tell(connEvent{conn: next, former: c, fresh: done}) {
+	if !m.tellAndWait(connEvent{conn: next, former: c}) {
 		next.close()
-		return
 	}
-	<-done
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"google.golang.org/grpc/codes"
@@ -20,21 +21,52 @@ const (
 	again repeat = true  // it changes nothing, or nothing more
 )
 
+// callLimit bounds a call whose context has no deadline: the client goes on for many
+// minutes where the store gives no answer.
+const callLimit = 30 * time.Second
+
 // call makes a call to the member in use. One that may be repeated is made again
 // when the Store turns to another member meanwhile, or the member to another leader.
 func (s *Store) call(ctx context.Context, r repeat, f func(ctx context.Context, c *conn) error) error {
+	if _, bounded := ctx.Deadline(); !bounded {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, s.callLimit)
+		defer cancel()
+	}
 	for {
 		c, term := s.conns.use(ctx)
 		bound, release := bind(ctx, term)
 		err := f(bound, c)
 		release()
+		if transportFailed(err) {
+			// The next call is to find what this one has found out. gRPC itself comes to
+			// know a little later.
+			s.conns.tellAndWait(connEvent{conn: c, lost: true})
+		}
 		if err == nil || ctx.Err() != nil || term.Err() == nil || s.conns.ctx.Err() != nil {
 			return s.explain(err)
 		}
 		if r == once {
+			if answered(err) {
+				return s.explain(err)
+			}
 			return fmt.Errorf("%w (asked of %s)", ErrUnknown, c.endpoint)
 		}
 	}
+}
+
+// answered tells whether an error is etcd's own word that a call did nothing.
+func answered(err error) bool {
+	e, ok := errors.AsType[rpctypes.EtcdError](err)
+	return ok && e.Code() != codes.Unavailable && e.Code() != codes.Canceled && e.Code() != codes.DeadlineExceeded
+}
+
+// transportFailed tells whether an error is not etcd's, but that of the way to it.
+func transportFailed(err error) bool {
+	if _, ok := errors.AsType[rpctypes.EtcdError](rpctypes.Error(err)); ok {
+		return false
+	}
+	return status.Code(err) == codes.Unavailable
 }
 
 // Errors of a Store that say what to do.

@@ -73,7 +73,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Store{conns: newConns(o, dial, c, first)}, nil
+	return &Store{conns: newConns(o, dial, c, first), callLimit: callLimit}, nil
 }
 
 // spelled writes endpoints with their scheme, by which it is decided whom the password

@@ -17,8 +17,9 @@ import (
 
 // Store is a registry.Store. Use Open, and Close it.
 type Store struct {
-	conns *conns
-	clock bootClock
+	conns     *conns
+	clock     bootClock
+	callLimit time.Duration
 }
 
 // Client is the connection in use, for what the Store has no word for. It is closed

@@ -51,6 +51,13 @@ func (s *Store) WatchKey(ctx context.Context, key string, from int64) <-chan reg
 	return w.out
 }
 
+// maxRenewals tokens in a row may be refused to a watch, each after a longer pause,
+// until its reader is told.
+const (
+	maxRenewals  = 5
+	renewalPause = 100 * time.Millisecond
+)
+
 // watch is one watch, carried on where it was when the Store turns to another member.
 type watch struct {
 	s    *Store
@@ -63,7 +70,8 @@ type watch struct {
 
 func (w *watch) run(ctx context.Context) {
 	defer close(w.out)
-	for {
+	for renewals := 0; ; {
+		began := time.Now()
 		c, _ := w.s.conns.use(ctx)
 		over, err := w.follow(ctx, c)
 		if over || ctx.Err() != nil {
@@ -71,7 +79,12 @@ func (w *watch) run(ctx context.Context) {
 		}
 		// A stream keeps the token that it was opened with, and etcd forgets tokens.
 		if errors.Is(err, rpctypes.ErrInvalidAuthToken) || errors.Is(err, rpctypes.ErrAuthOldRevision) {
-			w.s.conns.renew(c)
+			if time.Since(began) > renewalPause*maxRenewals {
+				renewals = 0
+			}
+			if renewals++; renewals <= maxRenewals && sleep(ctx, time.Duration(renewals-1)*renewalPause) {
+				w.s.conns.renew(c)
+			}
 		}
 		if w.s.conns.left(c) {
 			continue
