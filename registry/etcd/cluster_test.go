@@ -365,6 +365,8 @@ func (w *traffic) end(name string, limit time.Duration) {
 	if w.longest > limit || w.slowest > limit || w.late > limit {
 		w.t.Errorf("%s: paused for longer than %s", name, limit)
 	}
+	// The one write that is under way when the member is lost has no answer, and must
+	// not be made again. The next waits for a member, and a leader, that work.
 	if w.failed > 1 || w.readsFailed > 0 {
 		w.t.Errorf("%s: %d writes and %d reads failed", name, w.failed, w.readsFailed)
 	}
@@ -383,35 +385,38 @@ func (w *traffic) end(name string, limit time.Duration) {
 // The loss of one member of three, killed or paused, is a non-event for a client that
 // was given one endpoint, be it that of the lost one, and be that the leader.
 func TestLossOfOneMember(t *testing.T) {
-	c := newTestCluster(t)
+	t.Parallel()
 	const (
 		// Long enough for the silence to be noticed, and for an election besides:
 		// etcd's own takes 1 to 2 s.
 		follower = 3 * time.Second
 		election = 5 * time.Second
 	)
-	for _, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP} {
-		how := map[syscall.Signal]string{syscall.SIGKILL: "killed", syscall.SIGSTOP: "paused"}[signal]
-		for _, s := range []struct {
-			name           string
-			victim, client func(leader *process) *process
-			limit          time.Duration
-		}{
-			{"own member, a follower", c.other, c.other, follower},
-			{"own member, the leader", itself, itself, election},
-			{"the leader, not the own one", itself, c.other, election},
-			{"a follower, not the own one", c.other, itself, follower},
-		} {
-			leader := c.leader()
-			victim := s.victim(leader)
-			w := startTraffic(t, s.client(leader).o.ListenClient)
-			time.Sleep(500 * time.Millisecond)
-			victim.signal(signal)
-			time.Sleep(4500 * time.Millisecond) // past the renewal that would otherwise be the last
-			victim.back(signal)
-			time.Sleep(500 * time.Millisecond)
-			w.end(how+": "+s.name, s.limit)
-		}
+	for how, signal := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "paused": syscall.SIGSTOP} {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			c := newTestCluster(t)
+			for _, s := range []struct {
+				name           string
+				victim, client func(leader *process) *process
+				limit          time.Duration
+			}{
+				{"own member, a follower", c.other, c.other, follower},
+				{"own member, the leader", itself, itself, election},
+				{"the leader, not the own one", itself, c.other, election},
+				{"a follower, not the own one", c.other, itself, follower},
+			} {
+				leader := c.leader()
+				victim := s.victim(leader)
+				w := startTraffic(t, s.client(leader).o.ListenClient)
+				time.Sleep(500 * time.Millisecond)
+				victim.signal(signal)
+				time.Sleep(4500 * time.Millisecond) // past the renewal that would otherwise be the last
+				victim.back(signal)
+				time.Sleep(500 * time.Millisecond)
+				w.end(how+": "+s.name, s.limit)
+			}
+		})
 	}
 }
 
@@ -420,67 +425,79 @@ func itself(p *process) *process { return p }
 // Without a quorum writes and reads fail within their deadline and say why; when it is
 // there again, all goes on by itself.
 func TestLossOfQuorum(t *testing.T) {
-	c := newTestCluster(t)
-	for _, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP} {
-		own := c.leader()
-		st, err := Open(t.Context(), Options{Endpoints: []string{own.o.ListenClient}})
-		if err != nil {
-			t.Fatal(err)
+	t.Parallel()
+	for how, signal := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "paused": syscall.SIGSTOP} {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			loseQuorum(t, newTestCluster(t), signal)
+		})
+	}
+}
+
+func loseQuorum(t *testing.T, c *cluster, signal syscall.Signal) {
+	t.Helper()
+	own := c.leader()
+	st, err := Open(t.Context(), Options{Endpoints: []string{own.o.ListenClient}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := openView(t, st, registry.ViewOptions{}, "/quorum/")
+	until(t, v, 5*time.Second, at(put(t, st, "/quorum/a", "1")))
+	var victims []*process
+	for _, m := range c.members {
+		if m != own {
+			victims = append(victims, m)
+			m.signal(signal)
 		}
-		v := openView(t, st, registry.ViewOptions{}, "/quorum/")
-		until(t, v, 5*time.Second, at(put(t, st, "/quorum/a", "1")))
-		var victims []*process
-		for _, m := range c.members {
-			if m != own {
-				victims = append(victims, m)
-				m.signal(signal)
-			}
-		}
-		for name, call := range map[string]func(ctx context.Context) error{
-			"write": func(ctx context.Context) error {
-				_, err := st.Txn(ctx, registry.Txn{Then: []registry.Op{registry.Put("/quorum/a", []byte("2"), 0)}})
-				return err
-			},
-			"read": func(ctx context.Context) error {
-				_, err := st.Range(ctx, registry.RangeRequest{Key: "/quorum/a"})
-				return err
-			},
-			"grant": func(ctx context.Context) error { _, err := st.Grant(ctx, 6*time.Second); return err },
-		} {
+	}
+	var calls sync.WaitGroup
+	for name, call := range map[string]func(ctx context.Context) error{
+		"write": func(ctx context.Context) error {
+			_, err := st.Txn(ctx, registry.Txn{Then: []registry.Op{registry.Put("/quorum/a", []byte("2"), 0)}})
+			return err
+		},
+		"read": func(ctx context.Context) error {
+			_, err := st.Range(ctx, registry.RangeRequest{Key: "/quorum/a"})
+			return err
+		},
+		"grant": func(ctx context.Context) error { _, err := st.Grant(ctx, 6*time.Second); return err },
+	} {
+		calls.Go(func() {
 			ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
+			defer cancel()
 			began := time.Now()
 			err := call(ctx)
-			cancel()
 			t.Logf("%v, %s: after %s: %v", signal, name, time.Since(began).Round(time.Millisecond), err)
 			if !errors.Is(err, ErrNoQuorum) || time.Since(began) > 5*time.Second {
 				t.Errorf("%v, %s: after %s: %v", signal, name, time.Since(began), err)
 			}
-		}
-		if _, err := Open(t.Context(), Options{Endpoints: []string{own.o.ListenClient}, DialTimeout: 2 * time.Second}); err == nil ||
-			!strings.Contains(err.Error(), "most members of its cluster do not") {
-			t.Errorf("%v: open without a quorum: %v", signal, err)
-		}
-		if signal == syscall.SIGKILL {
-			victims[0].start()
-			victims[0].await() // one of two makes a quorum
-		} else {
-			victims[0].back(signal)
-		}
-		began := time.Now()
-		var rev int64
-		for rev == 0 {
-			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-			if res, err := st.Txn(ctx, registry.Txn{Then: []registry.Op{registry.Put("/quorum/a", []byte("3"), 0)}}); err == nil {
-				rev = res.Revision
-			} else if time.Since(began) > 15*time.Second {
-				t.Fatalf("%v: not written after the quorum is back: %v", signal, err)
-			}
-			cancel()
-		}
-		until(t, v, 5*time.Second, at(rev))
-		t.Logf("%v: written and seen %s after the quorum is back", signal, time.Since(began).Round(time.Millisecond))
-		victims[1].back(signal)
-		v.Close()
-		st.Close()
+		})
 	}
+	if _, err := Open(t.Context(), Options{Endpoints: []string{own.o.ListenClient}, DialTimeout: 2 * time.Second}); err == nil ||
+		!strings.Contains(err.Error(), "most members of its cluster do not") {
+		t.Errorf("%v: open without a quorum: %v", signal, err)
+	}
+	calls.Wait()
+	if signal == syscall.SIGKILL {
+		victims[0].start()
+		victims[0].await() // one of two makes a quorum
+	} else {
+		victims[0].back(signal)
+	}
+	began := time.Now()
+	var rev int64
+	for rev == 0 {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		if res, err := st.Txn(ctx, registry.Txn{Then: []registry.Op{registry.Put("/quorum/a", []byte("3"), 0)}}); err == nil {
+			rev = res.Revision
+		} else if time.Since(began) > 15*time.Second {
+			t.Fatalf("%v: not written after the quorum is back: %v", signal, err)
+		}
+		cancel()
+	}
+	until(t, v, 5*time.Second, at(rev))
+	t.Logf("%v: written and seen %s after the quorum is back", signal, time.Since(began).Round(time.Millisecond))
+	victims[1].back(signal)
+	v.Close()
+	st.Close()
 }

@@ -2,6 +2,7 @@ package etcd
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"net"
 	"os"
@@ -25,6 +26,7 @@ func TestMain(m *testing.M) {
 	if options := os.Getenv(memberVariable); options != "" {
 		os.Exit(serveMember(options))
 	}
+	beSideBySide()
 	dir, err := os.MkdirTemp("", "muster-etcd-")
 	if err != nil {
 		panic(err)
@@ -42,6 +44,17 @@ func TestMain(m *testing.M) {
 }
 
 var sharedDir string
+
+// beSideBySide lets more tests run at a time than there are processors, unless that was
+// chosen: most of them wait for members to be missed and for leases to run out.
+func beSideBySide() {
+	flag.Parse()
+	chosen := false
+	flag.Visit(func(f *flag.Flag) { chosen = chosen || f.Name == "test.parallel" })
+	if !chosen {
+		flag.Set("test.parallel", "4")
+	}
+}
 
 // testStore is the Store with what storetest wants besides.
 type testStore struct{ *Store }

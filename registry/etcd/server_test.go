@@ -6,6 +6,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/json"
@@ -311,6 +312,33 @@ func TestServerTLS(t *testing.T) {
 		}
 		t.Logf("%s: %v", name, err)
 	}
+	// What the server says to that: the client above may have seen only that the
+	// connection ended, when it wrote before it read.
+	for says, c := range map[string]Options{"certificate required": {CACert: o.CACert}, "unknown certificate authority": {CACert: o.CACert, Cert: otherCert, Key: otherKey}} {
+		if err := refusal(t, strings.TrimPrefix(server.Endpoint, "https://"), c); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("the server says %v, want %s", err, says)
+		}
+	}
+}
+
+// refusal connects and only reads.
+func refusal(t *testing.T, address string, o Options) error {
+	t.Helper()
+	secrets, err := clientTLS(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secrets.NextProtos = []string{"h2"}
+	c, err := tls.Dial("tcp", address, secrets)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	c.SetReadDeadline(time.Now().Add(10 * time.Second))
+	for buf := make([]byte, 1024); err == nil; {
+		_, err = c.Read(buf)
+	}
+	return err
 }
 
 // History is kept to some length, and compactions are worth their while.
