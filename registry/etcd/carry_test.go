@@ -293,6 +293,9 @@ func TestConnectionsBreak(t *testing.T) {
 					last = res.Revision
 					break
 				}
+				if !errors.Is(err, ErrUnknown) {
+					t.Errorf("not said to be unknown: %v", err)
+				}
 				if failed++; failures > 0 {
 					t.Fatalf("two writes in a row failed: %v; %v", first, err)
 				}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -43,6 +44,9 @@ func (s *Store) call(ctx context.Context, r repeat, f func(ctx context.Context, 
 			// know a little later.
 			s.conns.tellAndWait(connEvent{conn: c, lost: true})
 		}
+		if r == once && sentInVain(err) {
+			return fmt.Errorf("%w (asked of %s): %w", ErrUnknown, c.endpoint, err)
+		}
 		if err == nil || ctx.Err() != nil || term.Err() == nil || s.conns.ctx.Err() != nil {
 			return s.explain(err)
 		}
@@ -67,6 +71,12 @@ func transportFailed(err error) bool {
 		return false
 	}
 	return status.Code(err) == codes.Unavailable
+}
+
+// sentInVain tells whether the connection was lost between question and answer. gRPC
+// says the same of one that could not be had, but for the text.
+func sentInVain(err error) bool {
+	return transportFailed(err) && strings.Contains(err.Error(), "error reading from server")
 }
 
 // Errors of a Store that say what to do.
