@@ -191,20 +191,25 @@ func (v *View) run(ctx context.Context) {
 		if v.store.Now()-began > maxRelistPause {
 			pause = min(minRelistPause, longest)
 		}
+		limit := v.o.Stall / 4
 		for listed := false; !listed; {
 			if !sleep(ctx, pause) {
 				return
 			}
 			pause = min(2*pause, longest)
-			silent := v.Heard()
-			err := v.list(ctx, v.o.Stall/4)
+			heard := time.Duration(v.heard.Load())
+			err := v.list(ctx, limit)
 			if ctx.Err() != nil {
 				return
 			}
 			if listed = err == nil; listed {
-				v.relisted(silent, why)
+				v.relisted(v.store.Now()-heard, why)
 			} else {
 				v.notListed(err)
+			}
+			if v.troubled {
+				// The store may be slow for good: it is then shown late, but shown.
+				limit = min(2*limit, 4*v.o.Stall)
 			}
 		}
 	}

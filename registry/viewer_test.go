@@ -565,3 +565,37 @@ func TestViewTroubleIsTheSessionsTrouble(t *testing.T) {
 		closeSession(t, s)
 	})
 }
+
+// A store whose answers take longer than a View is used to is listed again all the
+// same, after the trouble was told.
+func TestViewOfASlowStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := memory.New()
+		put(t, st, "/ids/a", "1")
+		var j journal
+		v := openView(t, st, &j, "/ids/")
+		defer v.Close()
+		st.SetHooks(memory.Hooks{Before: func(ctx context.Context, op string) error {
+			if op != "range" {
+				return nil
+			}
+			select {
+			case <-time.After(stall):
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}})
+		st.HoldWatches(true)
+		put(t, st, "/ids/b", "2")
+		st.Compact(st.Revision())
+		began := time.Now()
+		<-v.Trouble()
+		if took := time.Since(began); took > stall+stall/4 {
+			t.Errorf("trouble was told after %s", took)
+		}
+		st.HoldWatches(false)
+		time.Sleep(10 * stall)
+		want(t, "snapshot", keys(v.Snapshot(), 1), "/ids/a=1 /ids/b=2")
+	})
+}
