@@ -208,7 +208,7 @@ type breaker struct {
 	open     []net.Conn
 }
 
-func newBreaker(t *testing.T, to string) *breaker {
+func newBreaker(t *testing.T, to string, delay time.Duration) *breaker {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -222,6 +222,7 @@ func newBreaker(t *testing.T, to string) *breaker {
 			if err != nil {
 				return
 			}
+			time.Sleep(delay)
 			out, err := net.Dial("tcp", to)
 			if err != nil {
 				in.Close()
@@ -251,6 +252,23 @@ func (b *breaker) breakAll() {
 	b.open = nil
 }
 
+// One that is slow is waited for longer than one that fails.
+func TestOpenWaitsForTheSlow(t *testing.T) {
+	t.Parallel()
+	const limit = 4 * time.Second
+	b := newBreaker(t, strings.TrimPrefix(open(t).Client().Endpoints()[0], "http://"), limit*5/8)
+	st, err := Open(t.Context(), Options{Endpoints: []string{b.endpoint}, DialTimeout: limit})
+	if err != nil {
+		t.Fatal(err)
+	}
+	st.Close()
+	began := time.Now()
+	_, err = Open(t.Context(), Options{Endpoints: []string{deadEndpoint(t)}, DialTimeout: limit})
+	if took := time.Since(began); err == nil || !strings.Contains(err.Error(), "refused") || took > limit*7/8 || took < limit/2 {
+		t.Errorf("after %s: %v", took, err)
+	}
+}
+
 // Of 200 connections that break nothing is left behind. Writes fail seldom, and by
 // themselves: the next one waits for a connection that works.
 func TestConnectionsBreak(t *testing.T) {
@@ -265,7 +283,7 @@ func TestConnectionsBreak(t *testing.T) {
 	ways := map[string]*breaker{}
 	var endpoints []string
 	for range 3 {
-		b := newBreaker(t, address)
+		b := newBreaker(t, address, 0)
 		ways[b.endpoint] = b
 		endpoints = append(endpoints, b.endpoint)
 	}

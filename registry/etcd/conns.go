@@ -46,9 +46,10 @@ func bind(ctx, with context.Context) (context.Context, context.CancelFunc) {
 }
 
 const (
-	// questionLimit bounds a question to a member, dialLimit the way to one, where
-	// etcd takes its time to check a password.
-	questionLimit = time.Second
+	// questionLimit bounds a question to a member: one that is only slow is to be
+	// heard, while the others are asked. dialLimit bounds the way to one, where etcd
+	// takes its time to check a password.
+	questionLimit = 3 * time.Second
 	dialLimit     = 3 * time.Second
 	// doubtLimit is how long a call without a deadline waits while the member in use
 	// is in doubt; one with a deadline waits until lastWord before it, but no longer

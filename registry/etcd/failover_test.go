@@ -31,6 +31,7 @@ const (
 	serving simState = iota
 	unable
 	silent
+	slow // it can serve, and takes longer than silence is taken for a sign
 )
 
 type flight struct {
@@ -60,7 +61,7 @@ func (w *world) member(endpoint string) *simMember {
 
 func (w *world) say(m *simMember) *answer {
 	a := &answer{endpoint: m.endpoint, cluster: m.cluster, member: m.id, term: 1}
-	if m.state != serving {
+	if m.state == unable || m.state == silent {
 		a.err = "no leader"
 		return a
 	}
@@ -88,6 +89,12 @@ func (w *world) run(t *testing.T, until time.Duration) {
 			f := flight{at: w.now + time.Duration(1+w.rnd.IntN(50))*time.Millisecond, answer: w.say(m)}
 			if m.state == silent {
 				f = flight{w.now + questionLimit, &answer{endpoint: e, err: "no answer"}}
+			}
+			if m.state == slow {
+				f.at = w.now + 3*silence
+				if f.at > w.now+questionLimit {
+					f = flight{w.now + questionLimit, &answer{endpoint: e, err: "no answer"}}
+				}
 			}
 			w.flights = append(w.flights, f)
 		}
@@ -192,5 +199,22 @@ func TestFailoverTrusts(t *testing.T) {
 		if got := fmt.Sprint(f.targets); got != want {
 			t.Errorf("given %s: targets %s, want %s", given, got, want)
 		}
+	}
+}
+
+// Where all are slow, as on a busy machine, none is taken for lost for good.
+func TestFailoverBearsWithSlowMembers(t *testing.T) {
+	w := newWorld(1, "http://a")
+	for _, m := range w.members[:3] {
+		m.state = slow
+	}
+	certain := 0
+	for range 1000 {
+		if w.run(t, w.now+10*time.Millisecond); !w.f.doubt {
+			certain++
+		}
+	}
+	if certain < 300 { // at first there is no doubt for 120
+		t.Errorf("no doubt in only %d of 1000 looks", certain)
 	}
 }

@@ -27,13 +27,15 @@ type Options struct {
 	CACert    string // PEM files; with any of them TLS is used
 	Cert      string
 	Key       string
-	// DialTimeout bounds Open. Zero means 5 s.
+	// DialTimeout bounds Open. Zero means 10 s. An endpoint that fails, in place of
+	// being slow, is given up after half of it.
 	DialTimeout time.Duration
 	Logger      *slog.Logger // nil discards
 }
 
 const (
-	defaultDialTimeout = 5 * time.Second
+	defaultDialTimeout = 10 * time.Second
+	connectTimeout     = 5 * time.Second
 	// A connection that is silent for this long is probed, and given up when the
 	// probe has no answer. gRPC allows no shorter time; sessions notice a silent
 	// member sooner, by their renewals.
@@ -126,7 +128,7 @@ func (o *Options) dial(ctx context.Context, endpoint string, secrets *tls.Config
 		BackoffWaitBetween:   50 * time.Millisecond,
 		DialOptions: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: minReconnect, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxReconnect},
-			MinConnectTimeout: o.DialTimeout,
+			MinConnectTimeout: connectTimeout,
 		})},
 	})
 	if !stop() && err == nil {
@@ -157,7 +159,7 @@ func (o *Options) first(ctx context.Context, dial func(context.Context, string) 
 	results := make(chan result, len(o.Endpoints))
 	for _, e := range o.Endpoints {
 		go func() {
-			c, a, err := firstAnswer(ctx, dial, e)
+			c, a, err := firstAnswer(ctx, dial, e, o.DialTimeout/2)
 			results <- result{e, c, a, err}
 		}()
 	}
@@ -191,10 +193,12 @@ func (o *Options) first(ctx context.Context, dial func(context.Context, string) 
 
 var errNoQuorum = errors.New("it answers, but most members of its cluster do not: start them")
 
-// firstAnswer asks one endpoint until it answers. Its error is what went wrong last
-// before ctx ended.
-func firstAnswer(ctx context.Context, dial func(context.Context, string) (*conn, error), endpoint string) (_ *conn, _ *answer, err error) {
+// firstAnswer asks one endpoint until it answers. One that is slow, as where passwords
+// are checked on a busy machine, has until ctx ends; one that fails is tried again for
+// patience. Its error is what went wrong last before that.
+func firstAnswer(ctx context.Context, dial func(context.Context, string) (*conn, error), endpoint string, patience time.Duration) (_ *conn, _ *answer, err error) {
 	var c *conn
+	began := time.Now()
 	defer func() {
 		if err != nil && c != nil {
 			c.close()
@@ -213,10 +217,12 @@ func firstAnswer(ctx context.Context, dial func(context.Context, string) (*conn,
 		if ctx.Err() == nil {
 			err = failed
 		}
-		if refused(failed) || !sleep(ctx, retryOpen) {
+		if refused(failed) || time.Since(began) > patience || !sleep(ctx, retryOpen) {
 			return nil, nil, err
 		}
 	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
 	a, err := c.ask(ctx)
 	if err != nil && !refused(err) {
 		err = errNoQuorum
