@@ -126,7 +126,7 @@ func (o *Options) dial(ctx context.Context, endpoint string, secrets *tls.Config
 		DialKeepAliveTimeout: keepAliveTimeout,
 		Logger:               zap.NewNop(),
 		BackoffWaitBetween:   50 * time.Millisecond,
-		DialOptions: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{
+		DialOptions: []grpc.DialOption{grpc.WithChainStreamInterceptor(watchProgress), grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: minReconnect, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxReconnect},
 			MinConnectTimeout: connectTimeout,
 		})},
