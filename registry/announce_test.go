@@ -216,13 +216,20 @@ func TestAnnounceTellsWhoHoldsTheKey(t *testing.T) {
 		}
 		closeSession(t, third)
 		// The lease of our own former run is, and nothing is waited for.
-		o.Former = first.Session().Lease()
+		former, err := st.Grant(t.Context(), registry.DefaultTTL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := st.Txn(t.Context(), registry.Txn{Then: []registry.Op{registry.Put("/ids/b", []byte("former"), former.ID)}}); err != nil {
+			t.Fatal(err)
+		}
+		o.Key, o.Former = "/ids/b", former.ID
 		began := time.Now()
 		second, err := registry.Announce(t.Context(), st, o)
 		if err != nil || time.Since(began) > 0 {
 			t.Fatalf("error %v after %s", err, time.Since(began))
 		}
-		want(t, "value", string(getKey(t, st, "/ids/a").Value), "second")
+		want(t, "value", string(getKey(t, st, "/ids/b").Value), "second")
 		if err := errors.Join(first.Close(t.Context()), second.Close(t.Context())); err != nil {
 			t.Error(err)
 		}
