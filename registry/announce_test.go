@@ -559,3 +559,57 @@ type raising struct{ *memory.Store }
 func (r raising) Grant(ctx context.Context, ttl time.Duration) (registry.Lease, error) {
 	return r.Store.Grant(ctx, 3*ttl)
 }
+
+// The session that was lost is revoked before the next one registers: its key is not
+// taken for that of another, and waited for.
+func TestAnnounceRevokesBeforeItRegisters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := memory.New()
+		var events eventLog[registry.AnnounceEvent]
+		a, err := registry.Announce(t.Context(), st, registry.AnnounceOptions{Key: "/ids/a", Value: []byte("a"), TTL: registry.MaxTTL, Listener: events.note})
+		if err != nil {
+			t.Fatal(err)
+		}
+		events.take()
+		fails := 3
+		st.SetHooks(memory.Hooks{Before: func(_ context.Context, op string) error {
+			if op == "revoke" && fails > 0 {
+				fails--
+				return errors.New("not now")
+			}
+			return nil
+		}})
+		a.Session().Abandon(registry.ErrSessionExpired) // its lease has a minute to live
+		time.Sleep(5 * time.Second)
+		want(t, "told", announceKinds(events.take()), "lost failed registered")
+		if fails != 0 || !a.Alive() {
+			t.Errorf("%d failures left, alive %t", fails, a.Alive())
+		}
+		if err := a.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A key that another holds is looked at now and then, though the watch on it is silent.
+func TestAnnounceLooksAgainWithoutAWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := memory.New()
+		a, err := registry.Announce(t.Context(), st, registry.AnnounceOptions{Key: "/ids/a", Value: []byte("a")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		txn(t, st, registry.Delete("/ids/a"), registry.Put("/other", nil, 0))
+		put(t, st, "/ids/a", "thief")
+		time.Sleep(time.Second)
+		st.HoldWatches(true)
+		txn(t, st, registry.Delete("/ids/a"))
+		time.Sleep(31 * time.Second)
+		if !a.Alive() {
+			t.Error("the key has been free for 31 s, and is not registered")
+		}
+		if err := a.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -433,3 +433,89 @@ func ownFaults(t *testing.T, seed uint64) {
 		closeSession(t, s)
 	}
 }
+
+// A key that was taken away can be owned again, without a release of what is over.
+func TestOwnAgainAfterALoss(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := memory.New()
+		s := openSession(t, st)
+		o := own(t, s, "/k", "me")
+		txn(t, st, registry.Delete("/k"))
+		<-o.Done()
+		synctest.Wait()
+		again := own(t, s, "/k", "me")
+		if again.Token <= o.Token || !again.Alive() {
+			t.Errorf("token %d after %d, alive %t", again.Token, o.Token, again.Alive())
+		}
+		release(t, again)
+		closeSession(t, s)
+	})
+}
+
+// An ownership is over at the session's deadline, also where the goroutine that renews
+// the session is held up.
+func TestOwnershipEndsAtTheDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := memory.New()
+		held := make(chan struct{})
+		s, err := registry.OpenSession(t.Context(), st, registry.SessionOptions{TTL: ttl, Listener: func(e registry.SessionEvent) {
+			if e.Kind == registry.SessionStalled {
+				<-held
+			}
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		o := own(t, s, "/k", "me")
+		st.SetHooks(memory.Hooks{KeepAlive: func(ctx context.Context, _ registry.LeaseID) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}})
+		for s.Renewed() < ttl*19/20 { // the deadline is at nine tenths
+			time.Sleep(10 * time.Millisecond)
+		}
+		if o.Alive() {
+			t.Error("alive past the deadline")
+		}
+		close(held)
+		closeSession(t, s)
+	})
+}
+
+// Failures are in a row: one after a long wait is as passing as the first.
+func TestOwnIsPatientAfterALongWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := memory.New()
+		first, second := openSession(t, st), openSession(t, st)
+		o := own(t, first, "/k", "first")
+		owned := make(chan *registry.Ownership, 1)
+		go func() {
+			o, err := registry.Own(t.Context(), second, "/k", []byte("second"))
+			if err != nil {
+				t.Errorf("own: %v", err)
+			}
+			owned <- o
+		}()
+		time.Sleep(time.Minute)
+		fails := 1
+		st.SetHooks(memory.Hooks{Before: func(_ context.Context, op string) error {
+			if op == "txn" {
+				if fails--; fails == 0 {
+					return errors.New("not now")
+				}
+			}
+			return nil
+		}})
+		txn := registry.Txn{Then: []registry.Op{registry.Delete("/k")}}
+		fails = 2 // the deletion goes through, and the attempt that follows fails
+		if _, err := st.Txn(t.Context(), txn); err != nil {
+			t.Fatal(err)
+		}
+		if o := <-owned; o != nil {
+			release(t, o)
+		}
+		<-o.Done()
+		closeSession(t, first)
+		closeSession(t, second)
+	})
+}
