@@ -3,6 +3,7 @@ package registry_test
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -246,4 +247,57 @@ func (c *compacting) Range(ctx context.Context, r registry.RangeRequest) (regist
 		}
 	}
 	return res, err
+}
+
+// sealed is a backup of these lines, whole by its hash.
+func sealed(version int, lines ...string) string {
+	text := fmt.Sprintf(`{"muster_backup":%d,"root":"/a","revision":7,"time":"2026-05-01T12:00:00Z","keys":%d}`+"\n", version, len(lines))
+	for _, l := range lines {
+		text += l + "\n"
+	}
+	return text + fmt.Sprintf(`{"end":%d,"sha256":"%x"}`+"\n", len(lines), sha256.Sum256([]byte(text)))
+}
+
+// A file may be whole and still not be a backup that can be restored.
+func TestRestoreRefusesWhatNobodyWrote(t *testing.T) {
+	st := memory.New()
+	const one = `{"key":"/x","value":"1"}`
+	for name, text := range map[string]string{
+		"a key twice":                  sealed(1, one, `{"key":"/x","value":"2"}`),
+		"a key that leaves the root":   sealed(1, `{"key":"x","value":"1"}`),
+		"a newer version":              sealed(2, one),
+		"a field that nobody knows":    sealed(1, `{"key":"/x","lease":"7"}`),
+		"fewer keys than it speaks of": strings.Replace(sealed(1, one), `"keys":1`, `"keys":2`, 1),
+	} {
+		_, err := registry.Restore(t.Context(), st, "/b", strings.NewReader(text))
+		if !errors.Is(err, registry.ErrBackup) || len(listed(t, st, "/b")) != 0 {
+			t.Errorf("%s: error %v, keys %v", name, err, listed(t, st, "/b"))
+		}
+	}
+	if _, err := registry.Restore(t.Context(), st, "/b", strings.NewReader(sealed(1, one))); err != nil || len(listed(t, st, "/b")) != 1 {
+		t.Errorf("what is right: error %v, keys %v", err, listed(t, st, "/b"))
+	}
+}
+
+// Some keys of the backup, with their very values, are not the work of an earlier try:
+// neither are they all, nor may they be under a lease.
+func TestRestoreRefusesAPart(t *testing.T) {
+	st := memory.New()
+	lease, err := st.Grant(t.Context(), registry.DefaultTTL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := sealed(1, `{"key":"/x","value":"1"}`, `{"key":"/y","value":"2"}`)
+	for root, ops := range map[registry.Root][]registry.Op{
+		"/part":  {registry.Put("/part/x", []byte("1"), 0)},
+		"/lease": {registry.Put("/lease/x", []byte("1"), lease.ID), registry.Put("/lease/y", []byte("2"), 0)},
+	} {
+		if _, err := st.Txn(t.Context(), registry.Txn{Then: ops}); err != nil {
+			t.Fatal(err)
+		}
+		_, err := registry.Restore(t.Context(), st, root, strings.NewReader(text))
+		if !errors.Is(err, registry.ErrNotEmpty) || len(listed(t, st, root)) != len(ops) {
+			t.Errorf("%s: error %v, keys %v", root, err, listed(t, st, root))
+		}
+	}
 }
