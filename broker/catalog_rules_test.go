@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/google/uuid"
+
 	"github.com/muster-io/muster/broker/storage"
 	"github.com/muster-io/muster/registry"
 )
@@ -108,5 +110,50 @@ func TestWhatIsPutAsideAtAStart(t *testing.T) {
 	strays, err := readNames(d.stray())
 	if err != nil || len(strays) != 4 {
 		t.Errorf("put aside: %v, %v", strays, err)
+	}
+}
+
+// A topic that is another one within one step of the daemon begins with a new log; the
+// old one is removed if it was to be deleted, and else kept. So it is where only the
+// log tells that it is of another topic.
+func TestAnotherTopicInOneStep(t *testing.T) {
+	const other = "5f8a21f0-0000-4000-8000-000000000002"
+	value := func(id string) string { return `{"version":1,"partitions":{"0":[9]},"topic_id":"` + id + `"}` }
+	marker := registry.Event{KV: registry.KV{Key: "/admin/delete_topics/t", Value: []byte(`{"version":1,"topic_id":"` + someID + `"}`), CreateRevision: 3, ModRevision: 3}}
+	deleted := func(e registry.Event, rev int64) registry.Event {
+		return registry.Event{KV: registry.KV{Key: e.Key, ModRevision: rev}, Deleted: true}
+	}
+	first, second := record(2, 2, value(someID)), record(5, 5, value(other))
+	for name, c := range map[string]struct {
+		seen  bool // the first topic, by this very run
+		step  []registry.Event
+		stray int
+	}{
+		"deleted":         {true, []registry.Event{deleted(first, 3), marker, deleted(marker, 4), second}, 0},
+		"record replaced": {true, []registry.Event{second}, 1},
+		"while down":      {false, []registry.Event{second}, 1},
+	} {
+		follows := follower(t)
+		follows.d.metrics = newMetrics(follows.d)
+		if c.seen {
+			follows.update(follows.catalog.apply([]registry.Event{first}))
+		} else if err := storage.EnsureIdentity(storage.OS{}, follows.dirs.partition("t", 0), storage.TopicID(uuid.MustParse(someID))); err != nil {
+			t.Fatal(err)
+		}
+		follows.update(follows.catalog.apply(c.step))
+		if id := follows.dirs.topicID("t", 0); id != other {
+			t.Errorf("%s: the log is that of %q", name, id)
+		}
+		if _, err := follows.Partition("t", 0); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		strays, err := readNames(follows.dirs.stray())
+		condemned, errDeleting := readNames(follows.dirs.deleting())
+		if err != nil || errDeleting != nil || len(strays) != c.stray || len(condemned) != 1-c.stray {
+			t.Errorf("%s: kept %v, to be removed %v, %v, %v", name, strays, condemned, err, errDeleting)
+		}
+		if err := follows.close(); err != nil {
+			t.Error(err)
+		}
 	}
 }
