@@ -301,3 +301,26 @@ func TestRestoreRefusesAPart(t *testing.T) {
 		}
 	}
 }
+
+// thief takes the marker of a restore away before its second transaction.
+type thief struct {
+	registry.Store
+	txns int
+}
+
+func (s *thief) Txn(ctx context.Context, t registry.Txn) (registry.TxnResult, error) {
+	if s.txns++; s.txns == 2 {
+		if _, err := s.Store.Txn(ctx, registry.Txn{Then: []registry.Op{registry.Delete("/b/restoring")}}); err != nil {
+			return registry.TxnResult{}, err
+		}
+	}
+	return s.Store.Txn(ctx, t)
+}
+
+func TestRestoreWritesNothingWithoutItsMarker(t *testing.T) {
+	st := memory.New()
+	_, err := registry.Restore(t.Context(), &thief{Store: st}, "/b", strings.NewReader(sealed(1, `{"key":"/x","value":"1"}`)))
+	if err == nil || !strings.Contains(err.Error(), "marker") || len(listed(t, st, "/b")) != 0 {
+		t.Errorf("error %v, keys %v", err, listed(t, st, "/b"))
+	}
+}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/codes"
@@ -379,4 +380,14 @@ func openFiles(t *testing.T) int {
 		t.Fatal(err)
 	}
 	return len(list)
+}
+
+// A batch of what was missed stands under the header of the store's newest revision,
+// and reaches only as far as its last event.
+func TestBatchReachesItsLastEvent(t *testing.T) {
+	event := func(rev int64) *clientv3.Event { return &clientv3.Event{Kv: &mvccpb.KeyValue{ModRevision: rev}} }
+	r := watchResponse(clientv3.WatchResponse{Header: &pb.ResponseHeader{Revision: 100}, Events: []*clientv3.Event{event(4), event(5), event(6)}}, 5)
+	if r.Revision != 6 || len(r.Events) != 2 || r.Progress {
+		t.Errorf("%+v", r)
+	}
 }
