@@ -228,6 +228,21 @@ func (d *Daemon) identify(ctx context.Context) error {
 	return d.dir.setCluster(d.clusterID)
 }
 
+// trusted refuses a registry that has lost the keys of this daemon's cluster.
+func (d *Daemon) trusted(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, registryCallLimit)
+	defer cancel()
+	key := d.cfg.Root.ClusterID()
+	kv, _, err := registry.GetKey(ctx, d.store, key)
+	switch {
+	case err != nil:
+		return fmt.Errorf("read the cluster id: %w", err)
+	case kv == nil || string(kv.Value) != d.clusterID:
+		return fmt.Errorf("%s is not that of this daemon's cluster any more: has the registry lost its keys?", key)
+	}
+	return nil
+}
+
 // loadTopics opens the partitions of this daemon and follows the registry from then on.
 // The calls of the registry are bounded by limited, the rest by ctx.
 func (d *Daemon) loadTopics(ctx, limited context.Context) error {

@@ -31,6 +31,9 @@ type logDirs struct {
 	path string
 	log  *slog.Logger
 	kick chan struct{} // something is to be removed
+	// trusted tells whether the registry is that of the data, so that what it does not
+	// know may be removed for good.
+	trusted func(ctx context.Context) error
 
 	mu     sync.Mutex
 	strays map[string][]string // asideBase -> directories in stray/
@@ -44,8 +47,8 @@ const (
 	sweepEvery = time.Hour
 )
 
-func newLogDirs(path string, log *slog.Logger) *logDirs {
-	return &logDirs{path: path, log: log, kick: make(chan struct{}, 1), strays: map[string][]string{}}
+func newLogDirs(path string, log *slog.Logger, trusted func(ctx context.Context) error) *logDirs {
+	return &logDirs{path: path, log: log, trusted: trusted, kick: make(chan struct{}, 1), strays: map[string][]string{}}
 }
 
 func (d *logDirs) logs() string     { return filepath.Join(d.path, "logs") }
@@ -256,7 +259,7 @@ func (d *logDirs) run(ctx context.Context) {
 
 // sweep removes the logs of deleted topics, and those that were kept long enough.
 func (d *logDirs) sweep(ctx context.Context, now time.Time) {
-	if err := d.condemnStrays(now); err != nil {
+	if err := d.removeStrays(ctx, now); err != nil {
 		d.log.Error("stray logs cannot be removed, trying again later", "error", err)
 	}
 	names, err := readNames(d.deleting())
@@ -273,6 +276,34 @@ func (d *logDirs) sweep(ctx context.Context, now time.Time) {
 	}
 }
 
+// removeStrays gives up the logs that were kept long enough, unless the registry has
+// lost its keys meanwhile: then it is the registry that is wrong.
+func (d *logDirs) removeStrays(ctx context.Context, now time.Time) error {
+	if !d.anyDue(now) {
+		return nil
+	}
+	if err := d.trusted(ctx); err != nil {
+		return err
+	}
+	return d.condemnStrays(now)
+}
+
+func due(stray string, now time.Time) bool {
+	_, since, _ := strayName(filepath.Base(stray))
+	return now.Sub(since) >= strayKept
+}
+
+func (d *logDirs) anyDue(now time.Time) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, dirs := range d.strays {
+		if slices.ContainsFunc(dirs, func(dir string) bool { return due(dir, now) }) {
+			return true
+		}
+	}
+	return false
+}
+
 // condemnStrays moves what was kept long enough to where it is removed, so that
 // reclaim never finds half of it.
 func (d *logDirs) condemnStrays(now time.Time) error {
@@ -280,15 +311,14 @@ func (d *logDirs) condemnStrays(now time.Time) error {
 	defer d.mu.Unlock()
 	for base, dirs := range d.strays {
 		for _, from := range slices.Clone(dirs) {
-			_, since, _ := strayName(filepath.Base(from))
-			if now.Sub(since) < strayKept {
+			if !due(from, now) {
 				continue
 			}
 			if err := d.move(from, filepath.Join(d.deleting(), filepath.Base(from))); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return err
 			}
 			d.strays[base] = slices.DeleteFunc(d.strays[base], func(dir string) bool { return dir == from })
-			d.log.Info("stray log is removed", "directory", filepath.Base(from), "since", since)
+			d.log.Info("stray log is removed", "directory", filepath.Base(from))
 		}
 	}
 	return nil

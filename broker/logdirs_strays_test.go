@@ -2,6 +2,8 @@ package broker
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"log/slog"
 	"strings"
 	"testing"
@@ -16,7 +18,7 @@ import (
 // else is said. The log of another topic of the same name is not taken for it.
 func TestStraysThatCameBack(t *testing.T) {
 	var said bytes.Buffer
-	d := newLogDirs(t.TempDir(), slog.New(slog.NewTextHandler(&said, nil)))
+	d := newLogDirs(t.TempDir(), slog.New(slog.NewTextHandler(&said, nil)), nil)
 	first, second := uuid.New(), uuid.New()
 	make := func(id uuid.UUID) {
 		t.Helper()
@@ -69,4 +71,24 @@ func TestStraysThatCameBack(t *testing.T) {
 	is(uuid.Nil)
 	back(second)
 	is(second)
+}
+
+// A registry that has lost its keys is no reason to remove anything for good.
+func TestStraysOfAWipedRegistryStay(t *testing.T) {
+	var trust error
+	d := newLogDirs(t.TempDir(), slog.New(slog.DiscardHandler), func(context.Context) error { return trust })
+	if err := storage.EnsureIdentity(storage.OS{}, d.partition("t", 0), storage.TopicID(uuid.New())); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.setAside("t", 0, true); err != nil {
+		t.Fatal(err)
+	}
+	later := time.Now().Add(strayKept + time.Minute)
+	for _, trust = range []error{errors.New("no cluster id"), nil} {
+		d.sweep(t.Context(), later)
+		names, err := readNames(d.stray())
+		if err != nil || (len(names) == 1) != (trust != nil) {
+			t.Errorf("with a registry that is trusted or not (%v) %d are left, error %v", trust, len(names), err)
+		}
+	}
 }

@@ -72,7 +72,7 @@ func newTopics(d *Daemon) *topics {
 		failing: map[topicNumber]time.Time{}, waiting: map[topicNumber]bool{}, reported: map[string]bool{}, open: map[topicNumber]local{},
 		snapshot: api.Snapshot{Controller: -1}}
 	t.maxLogs, _ = shareOpenFiles(openFileLimit())
-	t.dirs = newLogDirs(d.cfg.DataDir, d.log)
+	t.dirs = newLogDirs(d.cfg.DataDir, d.log, d.trusted)
 	t.errands = newErrands(d)
 	return t
 }
