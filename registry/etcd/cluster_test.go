@@ -210,6 +210,8 @@ type traffic struct {
 	view    *registry.View
 	stop    context.CancelFunc
 	work    sync.WaitGroup
+	still   context.CancelFunc // ends the writer
+	writer  sync.WaitGroup
 
 	mu                 sync.Mutex
 	written            int64 // revision
@@ -242,7 +244,9 @@ func startTraffic(t *testing.T, endpoint string) *traffic {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	w.stop = cancel
-	w.work.Go(func() { w.write(ctx) })
+	writing, still := context.WithCancel(ctx)
+	w.still = still
+	w.writer.Go(func() { w.write(writing) })
 	w.work.Go(func() { w.read(ctx) })
 	w.work.Go(func() { w.follow(ctx) })
 	changes := st.Watch(ctx, "/traffic/", w.view.Snapshot().Revision+1)
@@ -338,6 +342,8 @@ func (w *traffic) follow(ctx context.Context) {
 
 func (w *traffic) end(name string, limit time.Duration) {
 	w.t.Helper()
+	w.still()
+	w.writer.Wait()
 	rev := put(w.t, w.st, "/traffic/last", "")
 	until(w.t, w.view, 5*time.Second, at(rev))
 	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {

@@ -32,10 +32,27 @@ type conn struct {
 
 func (c *conn) newTerm() { c.term, c.endTerm = context.WithCancel(c.calls) }
 
+// closeLimit is how long the etcd client may take to close. It waits for its streams,
+// and has been seen to wait without end for a watch that ended together with one.
+const closeLimit = 2 * time.Second
+
+// close lets the connection go, at the latest after closeLimit: what the client then
+// still waits for is a goroutine or two of its own, without a connection.
 func (c *conn) close() {
 	c.leave()
 	c.endCalls()
-	c.client.Close()
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		c.client.Close()
+	}()
+	late := time.NewTimer(closeLimit)
+	defer late.Stop()
+	select {
+	case <-closed:
+	case <-late.C:
+		c.client.ActiveConnection().Close()
+	}
 }
 
 // bind ends a context also with another one.

@@ -147,7 +147,7 @@ func TestBigView(t *testing.T) {
 		seed = rand.Uint64()
 	}
 	r := rand.New(rand.NewPCG(seed, 0))
-	st := open(t)
+	_, st := ownServer(t) // history that another test compacts could not be listed
 	p := storetest.Prefix(t)
 	name := func(n int) string { return fmt.Sprintf("%s%05d", p, n) }
 	for from := 0; from < keys; from += registry.MaxTxnOps {
@@ -187,8 +187,8 @@ func TestBigView(t *testing.T) {
 // delivered as the difference, deletions included, and nothing else is.
 func TestCompactionUnderALaggingWatch(t *testing.T) {
 	t.Parallel()
-	direct := open(t)
-	k := newLink(t, shared.server.Endpoint)
+	server, direct := ownServer(t)
+	k := newLink(t, server.Endpoint)
 	far, err := Open(t.Context(), Options{Endpoints: []string{"http://" + k.listener.Addr().String()}})
 	if err != nil {
 		t.Fatal(err)
@@ -248,7 +248,7 @@ func TestCompactionUnderALaggingWatch(t *testing.T) {
 // interval, and the process registers again under the same key.
 func TestLeaseRevokedByHand(t *testing.T) {
 	t.Parallel()
-	st := open(t)
+	_, st := ownServer(t) // history that another test compacts could not be listed
 	p := storetest.Prefix(t)
 	key := p + "ids/a"
 	a := announce(t, st, key, 3*time.Second)
