@@ -72,8 +72,12 @@ type Deletion struct {
 // repeated; a daemon finishes what was left. A topic that is neither there nor
 // being deleted is ErrNoTopic.
 func DeleteTopic(ctx context.Context, st Store, root Root, topic string, o DeleteOptions) (Deletion, error) {
-	d, err := deleteTopic(ctx, &deletion{st: st, root: root}, topic, o)
-	if err != nil {
+	w := &deletion{st: st, root: root}
+	d, err := deleteTopic(ctx, w, topic, o)
+	switch {
+	case err != nil && w.marked:
+		return d, fmt.Errorf("delete topic %s: the record is gone, the rest is not yet: %w (a daemon goes on with it; or call again)", clip([]byte(topic)), err)
+	case err != nil:
 		return d, fmt.Errorf("delete topic %s: %w", clip([]byte(topic)), err)
 	}
 	return d, nil
