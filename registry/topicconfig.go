@@ -76,10 +76,6 @@ func ValidateTopicConfig(config map[string]string) error {
 	return nil
 }
 
-// TopicConfigHonoured tells whether a daemon acts on the setting. The others of
-// Kafka's are stored, for the day on which it does.
-func TopicConfigHonoured(name string) bool { return topicSettings[name].honoured }
-
 func anything(string) error { return nil }
 
 func integer(least, most int64) func(string) error {

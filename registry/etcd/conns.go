@@ -128,8 +128,8 @@ func (m *conns) close() {
 }
 
 // use returns the connection to make a call on, with the context that a call on it
-// must end with. While the member in use is in doubt
-// it waits for a better one, but not for long.
+// must end with. While the member in use is in doubt it waits for a better one, but
+// not for long.
 func (m *conns) use(ctx context.Context) (*conn, context.Context) {
 	c, term, settled := m.now()
 	if settled == nil && c.down() {
