@@ -100,7 +100,6 @@ func newConn(ctx context.Context, s *Server, nc net.Conn) *conn {
 
 // serve reads until the connection ends, and returns when both goroutines have.
 func (c *conn) serve() {
-	defer c.srv.disconnect(c)
 	// Whoever ends the context, both goroutines must come out of their socket calls.
 	defer context.AfterFunc(c.ctx, func() { c.abort(c.ended()) })()
 
@@ -116,6 +115,7 @@ func (c *conn) serve() {
 	}
 	writer.Wait()
 	c.abort(errClientGone)
+	c.srv.disconnect(c) // before its end is told: who hears of it may count on the place
 	c.report()
 }
 

@@ -418,9 +418,11 @@ func TestInFlightRequestsAreBounded(t *testing.T) {
 }
 
 func TestShutdownLetsRequestsFinish(t *testing.T) {
+	read := make(chan int, 3)
 	begun := make(chan struct{})
 	release := make(chan struct{})
 	s := serve(t, Options{}, func(_ context.Context, r *Request) Answer {
+		read <- number(r)
 		return func(ctx context.Context) (kmsg.Response, error) {
 			if number(r) == 1 {
 				close(begun)
@@ -434,7 +436,12 @@ func TestShutdownLetsRequestsFinish(t *testing.T) {
 	idle.send(initRequest(5))
 	idle.answer()
 	busy.send(initRequest(1), initRequest(2))
-	receive1(t, "the request", begun)
+	for _, want := range []int{5, 1, 2} { // a shutdown owes nothing to what it finds unread
+		if got := receive1(t, "the request", read); got != want {
+			t.Fatalf("request %d was read, want %d", got, want)
+		}
+	}
+	receive1(t, "the answer", begun)
 	stopped := make(chan error, 1)
 	go func() { stopped <- s.Shutdown(context.Background()) }()
 	idle.wantEnd() // while the other one is still busy
