@@ -13,6 +13,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/muster-io/muster/broker"
+	"github.com/muster-io/muster/internal/freeport"
 	"github.com/muster-io/muster/registry"
 )
 
@@ -29,7 +30,7 @@ func startThree(t *testing.T) *threeDaemons {
 	c := &threeDaemons{t: t, st: openStore(t, o), cfg: map[int32]broker.Config{}, live: map[int32]*broker.Daemon{}}
 	for id := range int32(3) {
 		cfg := config(t, t.TempDir())
-		cfg.ID, cfg.Etcd.Endpoints, cfg.Listen = id+1, o.EtcdEndpoints(), freeAddress(t)
+		cfg.ID, cfg.Etcd.Endpoints, cfg.Listen = id+1, o.EtcdEndpoints(), freeport.Must()
 		c.cfg[id+1] = cfg
 		c.live[id+1] = start(t, cfg)
 	}

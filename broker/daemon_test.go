@@ -16,6 +16,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/muster-io/muster/broker"
+	"github.com/muster-io/muster/internal/freeport"
 	"github.com/muster-io/muster/registry"
 	"github.com/muster-io/muster/registry/etcd"
 )
@@ -29,17 +30,9 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	defer ln.Close()
-	return ln.Addr().String()
-}
-
 func config(t *testing.T, dir string) broker.Config {
 	return broker.Config{ID: 1, DataDir: dir, Listen: "127.0.0.1:0", SessionTimeout: registry.MinTTL, AutoCreateTopics: true,
-		EtcdListenClient: "http://" + freeAddress(t), EtcdListenPeer: "http://" + freeAddress(t), NumPartitions: 2}
+		EtcdListenClient: "http://" + freeport.Must(), EtcdListenPeer: "http://" + freeport.Must(), NumPartitions: 2}
 }
 
 func start(t *testing.T, cfg broker.Config) *broker.Daemon {
@@ -244,7 +237,7 @@ func TestStartErrors(t *testing.T) {
 		"--broker-id -1":                        taken(func(c *broker.Config) { c.ID = -1 }),
 		"--session-timeout 1s: want 2s to 1m0s": taken(func(c *broker.Config) { c.SessionTimeout = time.Second }),
 		"(start one with: muster server)": taken(func(c *broker.Config) {
-			c.Etcd = etcd.Options{Endpoints: []string{"http://" + freeAddress(t)}, DialTimeout: time.Second}
+			c.Etcd = etcd.Options{Endpoints: []string{"http://" + freeport.Must()}, DialTimeout: time.Second}
 		}),
 	} {
 		if got := startError(t, cfg); !strings.Contains(got, want) {

@@ -20,6 +20,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/muster-io/muster/broker"
+	"github.com/muster-io/muster/internal/freeport"
 	"github.com/muster-io/muster/registry"
 	"github.com/muster-io/muster/registry/etcd"
 )
@@ -273,7 +274,7 @@ func TestReadinessWhileStarting(t *testing.T) {
 	must(t, err)
 	defer silent.Close()
 	cfg := withHTTP(t, func(c *broker.Config) {
-		c.HTTP = freeAddress(t)
+		c.HTTP = freeport.Must()
 		c.Etcd = etcd.Options{Endpoints: []string{"http://" + silent.Addr().String()}, DialTimeout: patience}
 	})
 	ctx, cancel := context.WithCancel(t.Context())

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"net"
 	"net/url"
 	"path/filepath"
 	"strings"
@@ -16,6 +15,7 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 
+	"github.com/muster-io/muster/internal/freeport"
 	"github.com/muster-io/muster/registry/etcd"
 )
 
@@ -25,16 +25,6 @@ type guarded struct {
 	t        *testing.T
 	endpoint string
 	dir      string
-}
-
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ln.Close()
-	return ln.Addr().String()
 }
 
 func newGuarded(t *testing.T) *guarded {
@@ -71,7 +61,7 @@ func newGuarded(t *testing.T) *guarded {
 // another client, and under the race detector a check takes seconds otherwise.
 func startGuarded(t *testing.T, dir string) (endpoint string) {
 	t.Helper()
-	client, peer := url.URL{Scheme: "http", Host: freeAddress(t)}, url.URL{Scheme: "http", Host: freeAddress(t)}
+	client, peer := url.URL{Scheme: "http", Host: freeport.Must()}, url.URL{Scheme: "http", Host: freeport.Must()}
 	cfg := embed.NewConfig()
 	cfg.Name, cfg.Dir, cfg.BcryptCost = "guarded", dir, 4
 	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"net"
 	"os"
 	"strings"
 	"sync"
@@ -12,6 +11,7 @@ import (
 	"time"
 
 	"github.com/muster-io/muster/broker"
+	"github.com/muster-io/muster/internal/freeport"
 	"github.com/muster-io/muster/registry"
 	"github.com/muster-io/muster/registry/etcd"
 )
@@ -44,22 +44,13 @@ func TestMain(m *testing.M) {
 
 var liveDir string
 
-func freeURL() string {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		panic(err)
-	}
-	defer ln.Close()
-	return "http://" + ln.Addr().String()
-}
-
 func openLive(t *testing.T) registry.Store {
 	t.Helper()
 	live.once.Do(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		live.daemon, live.err = broker.Start(ctx, broker.Config{ID: 1, DataDir: liveDir, Listen: "127.0.0.1:0",
-			EtcdListenClient: freeURL(), EtcdListenPeer: freeURL()})
+			EtcdListenClient: "http://" + freeport.Must(), EtcdListenPeer: "http://" + freeport.Must()})
 		if live.err == nil {
 			live.store, live.err = etcd.Open(ctx, etcd.Options{Endpoints: live.daemon.EtcdEndpoints()})
 		}

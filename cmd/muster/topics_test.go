@@ -2,11 +2,11 @@ package main
 
 import (
 	"encoding/json"
-	"net"
 	"strings"
 	"testing"
 
 	"github.com/muster-io/muster/broker"
+	"github.com/muster-io/muster/internal/freeport"
 	"github.com/muster-io/muster/registry"
 	"github.com/muster-io/muster/registry/etcd"
 )
@@ -14,16 +14,8 @@ import (
 // daemon runs a broker and returns how a tool finds its registry.
 func daemon(t *testing.T) (endpoint string) {
 	t.Helper()
-	free := func() string {
-		ln, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer ln.Close()
-		return "http://" + ln.Addr().String()
-	}
 	d, err := broker.Start(t.Context(), broker.Config{ID: 1, DataDir: t.TempDir(), Listen: "127.0.0.1:0",
-		EtcdListenClient: free(), EtcdListenPeer: free()})
+		EtcdListenClient: "http://" + freeport.Must(), EtcdListenPeer: "http://" + freeport.Must()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"runtime"
 	"strings"
@@ -16,6 +15,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/muster-io/muster/broker"
+	"github.com/muster-io/muster/internal/freeport"
 	"github.com/muster-io/muster/rebalance/consumer"
 	"github.com/muster-io/muster/registry"
 	"github.com/muster-io/muster/registry/etcd"
@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		shared.daemon, err = broker.Start(ctx, broker.Config{ID: 1, DataDir: dir, Listen: "127.0.0.1:0",
-			EtcdListenClient: "http://" + freePort(), EtcdListenPeer: "http://" + freePort()})
+			EtcdListenClient: "http://" + freeport.Must(), EtcdListenPeer: "http://" + freeport.Must()})
 		if err != nil {
 			panic(err)
 		}
@@ -51,15 +51,6 @@ func TestMain(m *testing.M) {
 		defer shared.store.Close()
 		return m.Run()
 	}())
-}
-
-func freePort() string {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		panic(err)
-	}
-	defer ln.Close()
-	return ln.Addr().String()
 }
 
 // patience bounds every wait; what takes this long has gone wrong.

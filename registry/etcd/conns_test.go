@@ -24,7 +24,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 	}
 	before := len(left())
 	for range 5 {
-		st, err := Open(t.Context(), Options{Endpoints: []string{good, silentEndpoint(t), deadEndpoint(t)}})
+		st, err := Open(t.Context(), Options{Endpoints: []string{good, silentEndpoint(t), deadEndpoint()}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/muster-io/muster/internal/freeport"
 	"github.com/muster-io/muster/registry"
 	"github.com/muster-io/muster/registry/storetest"
 )
@@ -405,7 +406,7 @@ func TestOpenRefuses(t *testing.T) {
 	if _, err := Open(t.Context(), Options{}); err == nil || !strings.Contains(err.Error(), "--etcd-endpoints") {
 		t.Errorf("no endpoint: %v", err)
 	}
-	dead := deadEndpoint(t)
+	dead := deadEndpoint()
 	_, err := Open(t.Context(), Options{Endpoints: []string{dead}, DialTimeout: 500 * time.Millisecond})
 	if err == nil || !strings.Contains(err.Error(), dead) {
 		t.Errorf("nobody there: %v", err)
@@ -421,14 +422,7 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
-func deadEndpoint(t *testing.T) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return "http://" + l.Addr().String()
-}
+func deadEndpoint() string { return "http://" + freeport.Must() }
 
 // silentEndpoint takes connections and says nothing.
 func silentEndpoint(t *testing.T) string {

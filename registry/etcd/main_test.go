@@ -3,13 +3,12 @@ package etcd
 import (
 	"context"
 	"flag"
-	"fmt"
-	"net"
 	"os"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/muster-io/muster/internal/freeport"
 	"github.com/muster-io/muster/registry"
 	"github.com/muster-io/muster/registry/storetest"
 )
@@ -84,16 +83,7 @@ func open(t *testing.T) *testStore {
 
 func freePorts(t *testing.T, dir string) ServerOptions {
 	t.Helper()
-	var urls []string
-	for range 2 {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
-		urls = append(urls, fmt.Sprintf("http://%s", l.Addr()))
-	}
-	return ServerOptions{Name: "test", Dir: dir, ListenClient: urls[0], ListenPeer: urls[1]}
+	return ServerOptions{Name: "test", Dir: dir, ListenClient: "http://" + freeport.Must(), ListenPeer: "http://" + freeport.Must()}
 }
 
 func within(t *testing.T, d time.Duration) context.Context {

@@ -134,7 +134,7 @@ func (b *lockedBuffer) String() string {
 func TestServerWaitsForItsQuorum(t *testing.T) {
 	t.Parallel()
 	o := freePorts(t, t.TempDir())
-	o.InitialCluster = "test=" + o.ListenPeer + ",b=" + deadEndpoint(t) + ",c=" + deadEndpoint(t)
+	o.InitialCluster = "test=" + o.ListenPeer + ",b=" + deadEndpoint() + ",c=" + deadEndpoint()
 	var log lockedBuffer
 	o.Logger = slog.New(slog.NewTextHandler(&log, nil))
 	ctx, cancel := context.WithCancel(t.Context())

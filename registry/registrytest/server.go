@@ -12,12 +12,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
-	"strings"
 	"testing"
 	"time"
 
+	"github.com/muster-io/muster/internal/freeport"
 	"github.com/muster-io/muster/registry/etcd"
 )
 
@@ -28,9 +27,10 @@ type Server struct {
 	// Endpoint is the URL of the server, for further stores and for other tools.
 	Endpoint string
 
-	options etcd.ServerOptions
-	server  *etcd.Server // nil while stopped
-	dir     string       // to be removed in the end; empty if that is not ours to do
+	options   etcd.ServerOptions
+	addresses []string     // of options, to be given back
+	server    *etcd.Server // nil while stopped
+	dir       string       // to be removed in the end; empty if that is not ours to do
 }
 
 // startLimit bounds a start; a healthy one takes a second.
@@ -71,28 +71,38 @@ func start(ctx context.Context, dir string) (*Server, error) {
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
 	s := &Server{}
-	for {
-		listen, err := freeURLs(2)
-		if err != nil {
-			return nil, fmt.Errorf("find a port for the test registry: %w", err)
-		}
-		s.options = etcd.ServerOptions{Name: "test", Dir: dir, ListenClient: listen[0], ListenPeer: listen[1]}
-		s.server, err = etcd.StartServer(ctx, s.options)
-		if err == nil {
-			break
-		}
-		// Between finding a port and listening on it somebody else may take it.
-		if !strings.Contains(err.Error(), "in use") || ctx.Err() != nil {
-			return nil, fmt.Errorf("start the test registry: %w", err)
-		}
+	if err := s.listen(ctx, dir); err != nil {
+		s.releasePorts()
+		return nil, fmt.Errorf("start the test registry: %w", err)
 	}
 	s.Endpoint = s.server.Endpoint
 	var err error
 	if s.Store, err = etcd.Open(ctx, etcd.Options{Endpoints: []string{s.Endpoint}}); err != nil {
-		s.server.Close()
+		s.StopServer()
+		s.releasePorts()
 		return nil, fmt.Errorf("open the test registry: %w", err)
 	}
 	return s, nil
+}
+
+// listen starts etcd on two ports that are ours until releasePorts.
+func (s *Server) listen(ctx context.Context, dir string) (err error) {
+	for range 2 {
+		address, err := freeport.Address()
+		if err != nil {
+			return err
+		}
+		s.addresses = append(s.addresses, address)
+	}
+	s.options = etcd.ServerOptions{Name: "test", Dir: dir, ListenClient: "http://" + s.addresses[0], ListenPeer: "http://" + s.addresses[1]}
+	s.server, err = etcd.StartServer(ctx, s.options)
+	return err
+}
+
+func (s *Server) releasePorts() {
+	for _, address := range s.addresses {
+		freeport.Release(address)
+	}
 }
 
 // StopServer stops etcd and leaves its data, for tests of what happens then. The
@@ -125,22 +135,9 @@ func (s *Server) StartServer(ctx context.Context) error {
 func (s *Server) Close() error {
 	err := s.Store.Close()
 	s.StopServer()
+	s.releasePorts()
 	if s.dir != "" {
 		err = errors.Join(err, os.RemoveAll(s.dir))
 	}
 	return err
-}
-
-// freeURLs finds ports that are free, all of them different.
-func freeURLs(n int) ([]string, error) {
-	var urls []string
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
-		}
-		defer l.Close()
-		urls = append(urls, "http://"+l.Addr().String())
-	}
-	return urls, nil
 }
