@@ -58,6 +58,10 @@ func newBench(t *testing.T, interval time.Duration, h Handler, wrap func(registr
 	b.s, err = registry.OpenSession(context.Background(), st, registry.SessionOptions{})
 	b.must(err)
 	b.d.session = b.s
+	// A delivery that begins asks it since when the group has existed.
+	b.d.view, err = registry.OpenView(context.Background(), st, []string{viewIDs: c.group.IDs(), viewBrokers: c.cfg.Root.Brokers(),
+		viewTopics: c.cfg.Root.Topics()}, registry.ViewOptions{}, nil)
+	b.must(err)
 	return b
 }
 

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -144,8 +145,34 @@ func (p *process) signal(s syscall.Signal) {
 	if err := p.cmd.Process.Signal(s); err != nil {
 		p.t.Fatal(err)
 	}
-	if s == syscall.SIGKILL {
+	switch s {
+	case syscall.SIGKILL:
 		<-p.ended
+	case syscall.SIGSTOP:
+		awaitStopped(p.t, p.cmd.Process.Pid)
+	}
+}
+
+// awaitStopped returns when each thread of a process that was sent SIGSTOP stands:
+// the signal alone is only a request, and until then it may answer.
+func awaitStopped(t *testing.T, pid int) {
+	t.Helper()
+	running := func() bool {
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return slices.ContainsFunc(threads, func(name string) bool {
+			stat, err := os.ReadFile(name)
+			// The state follows the command's name, which is in parentheses.
+			_, state, ok := strings.Cut(string(stat), ") ")
+			return err == nil && ok && !strings.ContainsAny(state[:1], "TZX")
+		})
+	}
+	for end := time.Now().Add(5 * time.Second); running(); time.Sleep(100 * time.Microsecond) {
+		if time.Now().After(end) {
+			t.Fatalf("process %d does not stand after SIGSTOP", pid)
+		}
 	}
 }
 

@@ -205,6 +205,9 @@ func (h *holder) signal(s syscall.Signal) {
 	if err := h.cmd.Process.Signal(s); err != nil {
 		h.t.Fatal(err)
 	}
+	if s == syscall.SIGSTOP {
+		awaitStopped(h.t, h.cmd.Process.Pid)
+	}
 }
 
 // Field case 03, the part of the registry: a holder is stopped for three times the time
