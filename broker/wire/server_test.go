@@ -41,11 +41,17 @@ func serve(t *testing.T, o Options, handle Handler) *served {
 	s := &served{t: t, handle: handle, result: make(chan error, 1),
 		requests: make(chan RequestInfo, 10_000), ended: make(chan error, 100), refused: make(chan string, 100)}
 	o.Logger = slog.New(slog.NewTextHandler(&s.log, nil))
+	ended := o.Hooks.OnDisconnect
 	o.Hooks = Hooks{
-		OnConnect:    func(string) {},
-		OnDisconnect: func(_ string, err error) { s.ended <- err },
-		OnRefused:    func(remote string) { s.refused <- remote },
-		OnRequest:    func(i RequestInfo) { s.requests <- i },
+		OnConnect: func(string) {},
+		OnDisconnect: func(remote string, err error) {
+			if ended != nil {
+				ended(remote, err)
+			}
+			s.ended <- err
+		},
+		OnRefused: func(remote string) { s.refused <- remote },
+		OnRequest: func(i RequestInfo) { s.requests <- i },
 	}
 	s.Server = New(o)
 	for _, key := range servedKeys {
@@ -554,6 +560,24 @@ func TestConnectionsAreBounded(t *testing.T) {
 	}
 	if log := s.log.String(); strings.Count(log, "\n") != 1 || !strings.Contains(log, "max_connections=2") {
 		t.Errorf("log %q", log)
+	}
+}
+
+// Who is told that a connection has ended can count on its place.
+func TestPlaceIsFreeWhenTheEndIsTold(t *testing.T) {
+	telling, goOn := make(chan struct{}, 2), make(chan struct{})
+	o := Options{MaxConnections: 1, Hooks: Hooks{OnDisconnect: func(string, error) { telling <- struct{}{}; <-goOn }}}
+	s := serve(t, o, func(_ context.Context, r *Request) Answer { return Ready(answerTo(r)) })
+	defer close(goOn)
+	first := s.dial()
+	first.send(initRequest(1))
+	first.answer()
+	_ = first.Close()
+	receive1(t, "its end", telling)
+	next := s.dial()
+	next.send(initRequest(7))
+	if n := next.answer(); n != 7 {
+		t.Errorf("answer %d", n)
 	}
 }
 

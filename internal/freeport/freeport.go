@@ -1,5 +1,5 @@
-// Package freeport finds TCP ports for servers that tests and benchmarks start, and
-// start again: ports that nobody else is given while the server is down.
+// Package freeport finds TCP ports for servers that tests start, and start again:
+// ports that nobody else is given while the server is down.
 package freeport
 
 import (
@@ -17,18 +17,18 @@ const (
 	attempts = 1_000
 )
 
-// given are the ports that this process has handed out. Other processes that look for
-// ports at the same time are kept away by a UDP socket on the same number.
+// given are the ports that this process has handed out, each kept by a UDP socket on
+// the same number: who looks for a port, in this process or in another, is refused it.
 var given struct {
 	sync.Mutex
 	locks map[int]*net.UDPConn
 }
 
 // Address returns a loopback address, host:port, that is free and stays so until
-// Release or the end of this process, but for whoever listens there on purpose. The port is below
-// those that the kernel gives to outgoing connections: among those, a client that
-// dials a server which is down can be given that server's own port, and keep it
-// from coming back.
+// Release or the end of this process, but for whoever listens there on purpose. The
+// port is below those that the kernel gives to outgoing connections: among those, a
+// client that dials a server which is down can be given that server's own port, and
+// keep it from coming back.
 func Address() (string, error) {
 	given.Lock()
 	defer given.Unlock()
@@ -39,9 +39,6 @@ func Address() (string, error) {
 	var last error
 	for range attempts {
 		port := lowest + rand.IntN(end-lowest)
-		if given.locks[port] != nil {
-			continue
-		}
 		lock, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
 		if err != nil {
 			last = err

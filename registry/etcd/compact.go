@@ -17,9 +17,10 @@ type compaction struct {
 }
 
 // usualCompaction keeps 25 s at 20,000 writes a second, and hours of what a registry
-// is written to usually: longer than any watch should lag. etcd's own compaction by revision looks every five minutes, in
-// which 20,000 writes a second make six million revisions: a file and an index of ten
-// times the size, and a pause when they are dropped.
+// is written to usually: longer than any watch should lag. etcd's own compaction by
+// revision looks every five minutes, in which 20,000 writes a second make six million
+// revisions: a file and an index of ten times the size, and a pause when they are
+// dropped.
 //
 // What is dropped leaves free pages in the file, which etcd writes to before it makes
 // the file larger; so the file stays at the size of the busiest time and needs no

@@ -103,6 +103,7 @@ func (s *Server) releasePorts() {
 	for _, address := range s.addresses {
 		freeport.Release(address)
 	}
+	s.addresses = nil
 }
 
 // StopServer stops etcd and leaves its data, for tests of what happens then. The

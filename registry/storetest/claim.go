@@ -275,7 +275,6 @@ func claimMany(t *testing.T, st registry.Store, prefix string) {
 	}
 }
 
-// case 63: no key without a lease, whenever the lease ends.
 // A claim is of a topic as it was seen: not of one that was deleted, nor of its
 // successor of the same name.
 func claimTopics(t *testing.T, st registry.Store, prefix string) {
@@ -313,6 +312,7 @@ func claimTopics(t *testing.T, st registry.Store, prefix string) {
 	}
 }
 
+// case 63: no key without a lease, whenever the lease ends.
 func claimLeaseEnds(t *testing.T, st registry.Store, prefix string) {
 	a, b := join(t, st, prefix, "a"), join(t, st, prefix, "b")
 	guard := a.guard()
