@@ -142,8 +142,11 @@ func (c *checker) checkUnowned(name string, g *groupKeys, owned map[registry.Par
 	}
 	// What cannot be read there was noted when the tree was read.
 	s, _ := rebalance.ReadSnapshot(c.root, g.paths, "", 0, g.ids, topics)
-	due, _ := rebalance.Assign(s.Topology, s.Members)
-	for p, thread := range due {
+	due, err := rebalance.Assign(s)
+	if err != nil {
+		return
+	}
+	for p, thread := range due.All() {
 		if owned[p] {
 			continue
 		}

@@ -2,13 +2,15 @@
 // from topology and members to an assignment, and the state machine of one
 // member. Nothing in it does I/O or reads a clock.
 //
-// Where to look: Range (assign.go) is the rule by which partitions are shared;
+// Where to look: Assign (assign.go) is the rule by which partitions are shared;
 // Member.Step (member.go) decides what to claim and what to give up;
 // registry.Claim writes the owner keys.
 package rebalance
 
 import (
 	"cmp"
+	"iter"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -61,24 +63,72 @@ func ParseThread(owner string, registered func(id string) bool) (consumer string
 // Topology is the topics of a snapshot with their partitions.
 type Topology map[string][]registry.Partition
 
-// Assignment says which thread is to own each partition.
-type Assignment map[registry.Partition]string
+// Thread is one stream of one member: Member is its place in Assignment.Members.
+type Thread struct {
+	Member int32
+	Stream int32
+}
+
+// Nobody is the thread of a partition that no member subscribes to.
+var Nobody = Thread{Member: -1}
+
+// Assignment says which thread is to own each partition of a group. It is made
+// once for all members, so that it is kept small: one Thread for each partition.
+type Assignment struct {
+	Strategy string
+	// Members are the ids of the members that take part, sorted.
+	Members []string
+	// Topics that somebody subscribes to. Owners has one entry for each partition of
+	// the topology's list, which is by number.
+	Topics map[string]TopicShare
+}
+
+// TopicShare is the part of an Assignment that is about one topic.
+type TopicShare struct {
+	Partitions []registry.Partition
+	Owners     []Thread
+}
+
+// Owner returns the thread that is to own the partition.
+func (a *Assignment) Owner(p registry.Partition) (thread string, ok bool) {
+	t := a.Topics[p.Topic]
+	i, found := slices.BinarySearchFunc(t.Partitions, p, registry.ComparePartitions)
+	if !found || t.Owners[i] == Nobody {
+		return "", false
+	}
+	return ThreadID(a.Members[t.Owners[i].Member], t.Owners[i].Stream), true
+}
 
 // Of returns the part of one member: partition -> number of its stream.
-func (a Assignment) Of(m MemberInfo) map[registry.Partition]int32 {
-	streams := make(map[string]int32)
-	for _, n := range m.Subscription {
-		for i := range n {
-			streams[m.Thread(i)] = i
-		}
-	}
+func (a *Assignment) Of(id string) map[registry.Partition]int32 {
 	mine := make(map[registry.Partition]int32)
-	for p, thread := range a {
-		if i, ok := streams[thread]; ok && i < m.Subscription[p.Topic] {
-			mine[p] = i
+	me, found := slices.BinarySearch(a.Members, id)
+	if !found {
+		return mine
+	}
+	for _, t := range a.Topics {
+		for i, thread := range t.Owners {
+			if int(thread.Member) == me {
+				mine[t.Partitions[i]] = thread.Stream
+			}
 		}
 	}
 	return mine
+}
+
+// All returns every partition that is to be owned, with the thread that is to own
+// it, by topic and number.
+func (a *Assignment) All() iter.Seq2[registry.Partition, string] {
+	return func(yield func(registry.Partition, string) bool) {
+		for _, topic := range slices.Sorted(maps.Keys(a.Topics)) {
+			t := a.Topics[topic]
+			for i, thread := range t.Owners {
+				if thread != Nobody && !yield(t.Partitions[i], ThreadID(a.Members[thread.Member], thread.Stream)) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // Agree returns the strategy of a group: the first in the list of the member with
@@ -99,33 +149,46 @@ func Agree(members []MemberInfo) string {
 	return StrategyRangeNumeric
 }
 
-// Assign shares out the partitions of all topics by the group's strategy.
-func Assign(topology Topology, members []MemberInfo) (Assignment, string) {
-	strategy := Agree(members)
+// Assign shares out the partitions of all topics of a snapshot among its members,
+// by the strategy that they agree on.
+func Assign(s Snapshot) (*Assignment, error) {
+	a := &Assignment{Strategy: Agree(s.Members), Topics: make(map[string]TopicShare, len(s.Topology))}
+	sorted := slices.SortedFunc(slices.Values(s.Members), func(x, y MemberInfo) int { return strings.Compare(x.ID, y.ID) })
+	for _, m := range sorted {
+		a.Members = append(a.Members, m.ID)
+	}
 	order := byHome
-	if strategy == StrategyRangeNumeric {
+	if a.Strategy == StrategyRangeNumeric {
 		order = registry.ComparePartitions
 	}
-	a := make(Assignment)
-	for topic, partitions := range topology {
-		for p, thread := range Range(partitions, threadsOf(topic, members), order) {
-			a[p] = thread
-		}
+	for topic, partitions := range s.Topology {
+		a.Topics[topic] = divide(topic, partitions, sorted, order)
 	}
-	return a, strategy
+	return a, nil
 }
 
-// Range is the documented rule for one topic. Its steps are those of the
+// divide is the documented rule for one topic. Its steps are those of the
 // algorithm: sort the partitions so that those of one broker cluster together;
 // sort the threads of all consumers of the topic, as strings; thread i gets N =
 // P div T consecutive partitions, and the first P mod T threads one more.
-func Range(partitions []registry.Partition, threads []string, order func(a, b registry.Partition) int) Assignment {
-	a := make(Assignment, len(partitions))
-	if len(threads) == 0 {
-		return a
+func divide(topic string, partitions []registry.Partition, members []MemberInfo, order func(a, b registry.Partition) int) TopicShare {
+	type place struct {
+		id string
+		Thread
 	}
+	var ct []place
+	for i, m := range members {
+		for n := range m.Subscription[topic] {
+			ct = append(ct, place{m.Thread(n), Thread{int32(i), n}})
+		}
+	}
+	share := TopicShare{Partitions: slices.SortedFunc(slices.Values(partitions), registry.ComparePartitions)}
+	share.Owners = slices.Repeat([]Thread{Nobody}, len(partitions))
+	if len(ct) == 0 {
+		return share
+	}
+	slices.SortFunc(ct, func(a, b place) int { return compareUTF16(a.id, b.id) })
 	pt := slices.SortedFunc(slices.Values(partitions), order)
-	ct := slices.SortedFunc(slices.Values(threads), compareUTF16)
 	n, extra := len(pt)/len(ct), len(pt)%len(ct)
 	for i, thread := range ct {
 		first := i*n + min(i, extra)
@@ -134,24 +197,14 @@ func Range(partitions []registry.Partition, threads []string, order func(a, b re
 			count++
 		}
 		for _, p := range pt[first : first+count] {
-			a[p] = thread
+			j, _ := slices.BinarySearchFunc(share.Partitions, p, registry.ComparePartitions)
+			share.Owners[j] = thread.Thread
 		}
 	}
-	return a
+	return share
 }
 
 // byHome clusters the partitions of one broker: by home, then by number.
 func byHome(a, b registry.Partition) int {
 	return cmp.Or(cmp.Compare(a.Home, b.Home), cmp.Compare(a.Number, b.Number), strings.Compare(a.Topic, b.Topic))
-}
-
-// threadsOf lists the threads of all members that subscribe to the topic.
-func threadsOf(topic string, members []MemberInfo) []string {
-	var threads []string
-	for _, m := range members {
-		for i := range m.Subscription[topic] {
-			threads = append(threads, m.Thread(i))
-		}
-	}
-	return threads
 }

@@ -2,6 +2,7 @@ package rebalance_test
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -25,10 +26,10 @@ func member(id string, subscription map[string]int32) rebalance.MemberInfo {
 }
 
 // shares prints an assignment as "member: topic numbers" lines.
-func shares(a rebalance.Assignment, members []rebalance.MemberInfo) string {
+func shares(a *rebalance.Assignment, members []rebalance.MemberInfo) string {
 	var b strings.Builder
 	for _, m := range members {
-		mine := a.Of(m)
+		mine := a.Of(m.ID)
 		var list []registry.Partition
 		for p := range mine {
 			list = append(list, p)
@@ -50,54 +51,53 @@ func equal(t *testing.T, got, want string) {
 	}
 }
 
+// assign shares out topics without fail.
+func assign(topology rebalance.Topology, members []rebalance.MemberInfo) *rebalance.Assignment {
+	a, err := rebalance.Assign(rebalance.Snapshot{Topology: topology, Members: members})
+	if err != nil {
+		panic(err)
+	}
+	return a
+}
+
+// byNumber assigns n partitions of one topic to members with so many streams, and
+// lists the threads that own them, by number.
+func byNumber(n int, streams map[string]int32) []string {
+	var members []rebalance.MemberInfo
+	for id, n := range streams {
+		members = append(members, member(id, map[string]int32{"t": n}))
+	}
+	threads := make([]string, n)
+	for p, thread := range assign(rebalance.Topology{"t": numbers("t", n)}, members).All() {
+		threads[p.Number] = thread
+	}
+	return threads
+}
+
 // The vectors of the documented rule: q = P div T, one more for the first P mod T.
 func TestRangeVectors(t *testing.T) {
-	threads := func(list ...string) []string { return list }
-	many := func(n int) []string {
-		var list []string
-		for i := range n {
-			list = append(list, rebalance.ThreadID("g_a", int32(i)))
-		}
-		return list
-	}
 	for _, c := range []struct {
 		partitions int
-		threads    []string
+		streams    map[string]int32
 		want       string
 	}{
-		{5, threads("C1-0", "C1-1", "C2-0", "C2-1"), "C1-0[0 1] C1-1[2] C2-0[3] C2-1[4]"},
-		{10, threads("a-0", "b-0", "c-0"), "a-0[0 1 2 3] b-0[4 5 6] c-0[7 8 9]"},
-		{2, threads("a-0", "b-0", "c-0"), "a-0[0] b-0[1] c-0[]"},
-		{12, many(11), "g_a-0[0 1] g_a-1[2] g_a-10[3] g_a-2[4] g_a-3[5] g_a-4[6] g_a-5[7] g_a-6[8] g_a-7[9] g_a-8[10] g_a-9[11]"},
+		{5, map[string]int32{"C1": 2, "C2": 2}, "C1-0 C1-0 C1-1 C2-0 C2-1"},
+		{10, map[string]int32{"a": 1, "b": 1, "c": 1}, "a-0 a-0 a-0 a-0 b-0 b-0 b-0 c-0 c-0 c-0"},
+		{2, map[string]int32{"a": 1, "b": 1, "c": 1}, "a-0 b-0"},
+		{12, map[string]int32{"g_a": 11}, "g_a-0 g_a-0 g_a-1 g_a-10 g_a-2 g_a-3 g_a-4 g_a-5 g_a-6 g_a-7 g_a-8 g_a-9"},
 	} {
-		a := rebalance.Range(numbers("t", c.partitions), c.threads, registry.ComparePartitions)
-		var got []string
-		for _, thread := range slices.Sorted(slices.Values(c.threads)) {
-			mine := []int32{}
-			for p, owner := range a {
-				if owner == thread {
-					mine = append(mine, p.Number)
-				}
-			}
-			slices.Sort(mine)
-			got = append(got, thread+fmt.Sprint(mine))
-		}
-		equal(t, strings.Join(got, " "), c.want)
+		equal(t, strings.Join(byNumber(c.partitions, c.streams), " "), c.want)
 	}
 }
 
 func TestThreadsSortAsTheJVMSortsThem(t *testing.T) {
-	threads := []string{"g_a_b-0", "g_a.b-0", "g_a-2", "g_a-10", "g_a-1", "g_a-0-0", "g_a-0", "g_B-0"}
-	a := rebalance.Range(numbers("t", len(threads)), threads, registry.ComparePartitions)
-	order := make([]string, len(threads))
-	for p, thread := range a {
-		order[p.Number] = thread
-	}
-	equal(t, strings.Join(order, ", "), "g_B-0, g_a-0, g_a-0-0, g_a-1, g_a-10, g_a-2, g_a.b-0, g_a_b-0")
+	order := byNumber(8, map[string]int32{"g_a_b": 1, "g_a.b": 1, "g_a": 3, "g_a-0": 1, "g_a-10": 1, "g_B": 1})
+	equal(t, strings.Join(order, ", "), "g_B-0, g_a-0, g_a-0-0, g_a-1, g_a-10-0, g_a-2, g_a.b-0, g_a_b-0")
+	order = byNumber(12, map[string]int32{"g_a": 11, "g_a-0": 1})
+	equal(t, strings.Join(order[:5], ", "), "g_a-0, g_a-0-0, g_a-1, g_a-10, g_a-2")
 
 	// U+1F600 is D83D DE00 in UTF-16 and so comes before U+FB01.
-	a = rebalance.Range(numbers("t", 2), []string{"ﬁ-0", "😀-0"}, registry.ComparePartitions)
-	equal(t, a[numbers("t", 1)[0]], "😀-0")
+	equal(t, byNumber(1, map[string]int32{"ﬁ": 1, "😀": 1})[0], "😀-0")
 }
 
 func TestRangeClustersPartitionsOfOneBroker(t *testing.T) {
@@ -106,13 +106,13 @@ func TestRangeClustersPartitionsOfOneBroker(t *testing.T) {
 		list = append(list, registry.Partition{Topic: "t", Home: int32(1 + i%2), Number: int32(i)})
 	}
 	members := []rebalance.MemberInfo{member("a", map[string]int32{"t": 1}), member("b", map[string]int32{"t": 1})}
-	a, strategy := rebalance.Assign(rebalance.Topology{"t": list}, members)
-	equal(t, strategy, "range")
+	a := assign(rebalance.Topology{"t": list}, members)
+	equal(t, a.Strategy, "range")
 	equal(t, shares(a, members), "a: t/0 t/2\nb: t/1 t/3\n")
 
 	members[1].Strategies = nil // a consumer of 0.8
-	a, strategy = rebalance.Assign(rebalance.Topology{"t": list}, members)
-	equal(t, strategy, "range-numeric")
+	a = assign(rebalance.Topology{"t": list}, members)
+	equal(t, a.Strategy, "range-numeric")
 	equal(t, shares(a, members), "a: t/0 t/1\nb: t/2 t/3\n")
 }
 
@@ -143,11 +143,11 @@ func TestCase08(t *testing.T) {
 		return list
 	}
 	members := group(9)
-	a, _ := rebalance.Assign(rebalance.Topology{"t": numbers("t", 32)}, members)
+	a := assign(rebalance.Topology{"t": numbers("t", 32)}, members)
 	var counts []string
 	for _, m := range members {
 		var mine []int32
-		for p := range a.Of(m) {
+		for p := range a.Of(m.ID) {
 			mine = append(mine, p.Number)
 		}
 		counts = append(counts, fmt.Sprintf("%d-%d", slices.Min(mine), slices.Max(mine)))
@@ -155,9 +155,9 @@ func TestCase08(t *testing.T) {
 	equal(t, strings.Join(counts, " "), "0-3 4-7 8-11 12-15 16-19 20-22 23-25 26-28 29-31")
 
 	members = group(38)
-	a, _ = rebalance.Assign(rebalance.Topology{"t": numbers("t", 16)}, members)
+	a = assign(rebalance.Topology{"t": numbers("t", 16)}, members)
 	for i, m := range members {
-		if got, want := len(a.Of(m)), min(1, max(0, 16-i)); got != want {
+		if got, want := len(a.Of(m.ID)), min(1, max(0, 16-i)); got != want {
 			t.Errorf("%s owns %d, want %d", m.ID, got, want)
 		}
 	}
@@ -167,17 +167,17 @@ func TestCase08(t *testing.T) {
 func TestCase11(t *testing.T) {
 	topology := rebalance.Topology{"test": numbers("test", 2), "other": numbers("other", 2), "t1": numbers("t1", 3), "t2": numbers("t2", 3)}
 	members := []rebalance.MemberInfo{member("c1", map[string]int32{"test": 1}), member("c2", map[string]int32{"other": 1})}
-	a, _ := rebalance.Assign(topology, members)
+	a := assign(topology, members)
 	equal(t, shares(a, members), "c1: test/0 test/1\nc2: other/0 other/1\n")
 
 	both := map[string]int32{"t1": 1, "t2": 1}
 	members = []rebalance.MemberInfo{member("c1", both), member("c2", both)}
 	want := "c1: t1/0 t1/1 t2/0 t2/1\nc2: t1/2 t2/2\n"
-	a, _ = rebalance.Assign(topology, members)
+	a = assign(topology, members)
 	equal(t, shares(a, members), want)
 
 	members[0] = member("c1", map[string]int32{"t1": 1, "t2": 1, "ghost": 1})
-	a, _ = rebalance.Assign(topology, members)
+	a = assign(topology, members)
 	equal(t, shares(a, members), want)
 }
 
@@ -224,12 +224,12 @@ func TestAssignProperties(t *testing.T) {
 			}
 			members = append(members, member(fmt.Sprintf("m-%d", i), sub))
 		}
-		a, _ := rebalance.Assign(topology, members)
+		a := assign(topology, members)
 		want := shares(a, members)
 		counts := map[string]map[string]int{}
 		total := 0
 		for _, m := range members {
-			for p, stream := range a.Of(m) {
+			for p, stream := range a.Of(m.ID) {
 				total++
 				if counts[p.Topic] == nil {
 					counts[p.Topic] = map[string]int{}
@@ -237,8 +237,8 @@ func TestAssignProperties(t *testing.T) {
 				counts[p.Topic][m.Thread(stream)]++
 			}
 		}
-		if total != len(a) {
-			t.Fatalf("seed %d: %d partitions assigned, members see %d", seed, len(a), total)
+		if total != len(maps.Collect(a.All())) {
+			t.Fatalf("seed %d: %d partitions assigned, members see %d", seed, len(maps.Collect(a.All())), total)
 		}
 		for topic, list := range topology {
 			threads := 0
@@ -256,7 +256,7 @@ func TestAssignProperties(t *testing.T) {
 		}
 		shuffled := slices.Clone(members)
 		r.Shuffle(len(shuffled), func(i, j int) { shuffled[i], shuffled[j] = shuffled[j], shuffled[i] })
-		again, _ := rebalance.Assign(topology, shuffled)
+		again := assign(topology, shuffled)
 		if got := shares(again, members); got != want {
 			t.Fatalf("seed %d: order of input matters:\n%s\n%s", seed, got, want)
 		}

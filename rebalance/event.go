@@ -28,6 +28,17 @@ type Snapshot struct {
 	// Registered is the revision at which this member's registration was last
 	// written, 0 if it is not there.
 	Registered int64
+	// Target is the group's target record; nil if there is none.
+	Target *Target
+}
+
+// Target is the assignment that a group with the strategy sticky follows, as its
+// target record has it.
+type Target struct {
+	Record       int64 // mod-revision of the record; 0 for one not yet written
+	Snapshot     int64 // revision of the snapshot that it was computed from
+	Assignment   *Assignment
+	Incarnations map[string]int64 // of the topics in it
 }
 
 // ClaimAnswered: the Claim action of that number was carried out. Outcomes has

@@ -234,15 +234,18 @@ func (m *Member) divide() []Action {
 		}
 		return nil
 	}
-	assignment, strategy := Assign(m.snapshot.Topology, m.snapshot.Members)
+	assignment, err := Assign(*m.snapshot)
+	if err != nil {
+		return nil
+	}
 	i := slices.IndexFunc(m.snapshot.Members, func(x MemberInfo) bool { return x.ID == m.id })
 	if i < 0 {
 		// The registration stands but cannot be read: nobody counts on us.
 		m.share = nil
 		return nil
 	}
-	m.share = assignment.Of(m.snapshot.Members[i])
-	return []Action{Rebalanced{Revision: m.snapshot.Revision, Strategy: strategy, Members: len(m.snapshot.Members), Share: len(m.share)}}
+	m.share = assignment.Of(m.id)
+	return []Action{Rebalanced{Revision: m.snapshot.Revision, Strategy: assignment.Strategy, Members: len(m.snapshot.Members), Share: len(m.share)}}
 }
 
 // reconcile compares the share with what is held: first it gives up what it

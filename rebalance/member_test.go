@@ -513,7 +513,9 @@ func (w *world) verify() {
 		w.check(m)
 		infos = append(infos, rebalance.MemberInfo{ID: m.id, Subscription: m.sub, Strategies: []string{"range"}})
 	}
-	want, _ := rebalance.Assign(w.topology(), infos)
+	due, err := rebalance.Assign(rebalance.Snapshot{Topology: w.topology(), Members: infos})
+	w.must(err)
+	want := maps.Collect(due.All())
 	for p, thread := range want {
 		kv := w.owners[w.group.Owner(p)]
 		if got := string(kv.Value); got != thread {

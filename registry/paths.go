@@ -112,6 +112,12 @@ func (g GroupPaths) Offset(p Partition) string { return g.TopicOffsets(p.Topic) 
 // TopicOffsets is the prefix of the group's offsets of one topic.
 func (g GroupPaths) TopicOffsets(topic string) string { return g.Offsets() + element(topic) + "/" }
 
+// Target is the group's target record, for the strategy sticky.
+func (g GroupPaths) Target() string { return g.base + "/target" }
+
+// History is the prefix of what is told of the group's past, entry by entry.
+func (g GroupPaths) History() string { return g.base + "/history/" }
+
 // ParsePartition reads the partition off an owner or offset key of the group.
 func (g GroupPaths) ParsePartition(key string) (Partition, error) {
 	for _, prefix := range []string{g.Owners(), g.Offsets()} {
