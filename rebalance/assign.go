@@ -8,7 +8,6 @@
 package rebalance
 
 import (
-	"cmp"
 	"iter"
 	"maps"
 	"slices"
@@ -17,17 +16,6 @@ import (
 
 	"github.com/muster-io/muster/registry"
 )
-
-// Strategies that a group can agree on.
-const (
-	StrategyRange        = "range"
-	StrategyRangeNumeric = "range-numeric"
-)
-
-// Known tells whether a strategy can be asked for.
-func Known(strategy string) bool {
-	return strategy == StrategyRange || strategy == StrategyRangeNumeric
-}
 
 // MemberInfo is what a group knows of one of its members.
 type MemberInfo struct {
@@ -131,80 +119,21 @@ func (a *Assignment) All() iter.Seq2[registry.Partition, string] {
 	}
 }
 
-// Agree returns the strategy of a group: the first in the list of the member with
-// the lowest id that every member states. All support range-numeric, which is the
-// answer when there is no other. So members that see the same registrations
-// always agree.
-func Agree(members []MemberInfo) string {
-	if len(members) == 0 {
-		return StrategyRangeNumeric
-	}
-	lowest := slices.MinFunc(members, func(a, b MemberInfo) int { return strings.Compare(a.ID, b.ID) })
-	for _, s := range lowest.Strategies {
-		stated := func(m MemberInfo) bool { return slices.Contains(m.Strategies, s) }
-		if Known(s) && !slices.ContainsFunc(members, func(m MemberInfo) bool { return !stated(m) }) {
-			return s
-		}
-	}
-	return StrategyRangeNumeric
-}
-
 // Assign shares out the partitions of all topics of a snapshot among its members,
-// by the strategy that they agree on.
+// by the strategy that they agree on. A group whose strategy cannot divide it is
+// refused with an error, such as ErrNotUniform. With sticky the answer is the
+// snapshot's target if that is current, else what the next target will be.
 func Assign(s Snapshot) (*Assignment, error) {
-	a := &Assignment{Strategy: Agree(s.Members), Topics: make(map[string]TopicShare, len(s.Topology))}
-	sorted := slices.SortedFunc(slices.Values(s.Members), func(x, y MemberInfo) int { return strings.Compare(x.ID, y.ID) })
-	for _, m := range sorted {
-		a.Members = append(a.Members, m.ID)
-	}
-	order := byHome
-	if a.Strategy == StrategyRangeNumeric {
-		order = registry.ComparePartitions
-	}
-	for topic, partitions := range s.Topology {
-		a.Topics[topic] = divide(topic, partitions, sorted, order)
-	}
-	return a, nil
-}
-
-// divide is the documented rule for one topic. Its steps are those of the
-// algorithm: sort the partitions so that those of one broker cluster together;
-// sort the threads of all consumers of the topic, as strings; thread i gets N =
-// P div T consecutive partitions, and the first P mod T threads one more.
-func divide(topic string, partitions []registry.Partition, members []MemberInfo, order func(a, b registry.Partition) int) TopicShare {
-	type place struct {
-		id string
-		Thread
-	}
-	var ct []place
-	for i, m := range members {
-		for n := range m.Subscription[topic] {
-			ct = append(ct, place{m.Thread(n), Thread{int32(i), n}})
+	strategy := Agree(s.Members)
+	switch strategy {
+	case StrategySticky:
+		if s.Target.Current(s) {
+			return s.Target.Assignment, nil
 		}
+		return NextTarget(s).Assignment, nil
+	case StrategyRoundRobin:
+		return assignRoundRobin(s)
+	default:
+		return assignRange(s, strategy), nil
 	}
-	share := TopicShare{Partitions: slices.SortedFunc(slices.Values(partitions), registry.ComparePartitions)}
-	share.Owners = slices.Repeat([]Thread{Nobody}, len(partitions))
-	if len(ct) == 0 {
-		return share
-	}
-	slices.SortFunc(ct, func(a, b place) int { return compareUTF16(a.id, b.id) })
-	pt := slices.SortedFunc(slices.Values(partitions), order)
-	n, extra := len(pt)/len(ct), len(pt)%len(ct)
-	for i, thread := range ct {
-		first := i*n + min(i, extra)
-		count := n
-		if i < extra {
-			count++
-		}
-		for _, p := range pt[first : first+count] {
-			j, _ := slices.BinarySearchFunc(share.Partitions, p, registry.ComparePartitions)
-			share.Owners[j] = thread.Thread
-		}
-	}
-	return share
-}
-
-// byHome clusters the partitions of one broker: by home, then by number.
-func byHome(a, b registry.Partition) int {
-	return cmp.Or(cmp.Compare(a.Home, b.Home), cmp.Compare(a.Number, b.Number), strings.Compare(a.Topic, b.Topic))
 }

@@ -32,15 +32,6 @@ type Snapshot struct {
 	Target *Target
 }
 
-// Target is the assignment that a group with the strategy sticky follows, as its
-// target record has it.
-type Target struct {
-	Record       int64 // mod-revision of the record; 0 for one not yet written
-	Snapshot     int64 // revision of the snapshot that it was computed from
-	Assignment   *Assignment
-	Incarnations map[string]int64 // of the topics in it
-}
-
 // ClaimAnswered: the Claim action of that number was carried out. Outcomes has
 // one entry for each partition of the action, in order, or fewer if Err ended it.
 type ClaimAnswered struct {
