@@ -52,6 +52,14 @@ type ClaimOutcome struct {
 	Revision int64
 }
 
+// ProposeAnswered: the Propose action of that number was carried out.
+type ProposeAnswered struct {
+	Number   uint64
+	Revision int64 // of the transaction; without Stale and Unknown the record's mod-revision
+	Stale    bool  // its conditions did not hold; nothing was written
+	Unknown  bool  // the reply was lost; it may have been written, or may yet be
+}
+
 // Drained: delivery of a revoked partition has stopped and what the application
 // finished is committed, or the driver gave that up.
 type Drained struct {
@@ -92,6 +100,7 @@ func (Registered) event()      {}
 func (SessionLost) event()     {}
 func (Snapshot) event()        {}
 func (ClaimAnswered) event()   {}
+func (ProposeAnswered) event() {}
 func (Drained) event()         {}
 func (ReleaseAnswered) event() {}
 func (OwnerSeen) event()       {}
@@ -110,6 +119,21 @@ type Claim struct {
 	Snapshot     int64
 	Incarnations map[string]int64 // of topics, as in the snapshot
 	Wants        []Want
+	// Target is the mod-revision that the group's target record must still have; 0 is
+	// no condition.
+	Target int64
+	Reason string // what made the partitions due, for people
+}
+
+// Propose: write the group's target record, if its mod-revision is Replace (0: if
+// there is none), the registration is unchanged and nobody registered after
+// Snapshot; answer with ProposeAnswered.
+type Propose struct {
+	Number       uint64
+	Target       *Target
+	Replace      int64
+	Registration registry.Registration
+	Snapshot     int64
 }
 
 // Want is a partition that a member is due, and the stream that is to read it.
@@ -143,6 +167,7 @@ type Lose struct {
 type Release struct {
 	Number uint64
 	Held   []Held
+	Reason string // why they are given up, for people
 }
 
 // Held is an owner key of this member; Token 0 means whatever stands there under
@@ -171,12 +196,20 @@ type Rebalanced struct {
 	Strategy string
 	Members  int
 	Share    int
+	Reason   string // what is different from the snapshot before, for people
 }
+
+// Refused tells that the group cannot be divided, and why: the member keeps what
+// it holds and claims nothing. It comes once for each reason, and with an empty
+// Reason when that is over.
+type Refused struct{ Reason string }
 
 // Left: everything is released; delete the registration and end the session.
 type Left struct{}
 
 func (Claim) action()      {}
+func (Propose) action()    {}
+func (Refused) action()    {}
 func (Deliver) action()    {}
 func (Revoke) action()     {}
 func (Lose) action()       {}

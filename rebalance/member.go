@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/muster-io/muster/rebalance/internal/guards"
 	"github.com/muster-io/muster/registry"
 )
 
@@ -32,6 +33,7 @@ type Member struct {
 	snapshot     *Snapshot
 	share        map[registry.Partition]int32
 	parts        map[registry.Partition]*part
+	off          guards.Off
 	leaving      bool
 	left         bool
 	asked        bool // Reregister is under way
@@ -80,6 +82,13 @@ func (p *part) held() bool { return p.state >= owned }
 // NewMember returns the machine of the consumer with that id, not yet registered.
 func NewMember(id string) *Member {
 	return &Member{id: id, parts: make(map[registry.Partition]*part), retrying: minRetryPause}
+}
+
+// NewMemberWithout is NewMember for simulations that leave out a check.
+func NewMemberWithout(id string, off guards.Off) *Member {
+	m := NewMember(id)
+	m.off = off
+	return m
 }
 
 // Owned returns the partitions that are delivered now.

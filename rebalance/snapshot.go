@@ -6,6 +6,27 @@ import (
 	"github.com/muster-io/muster/registry"
 )
 
+// Reader makes snapshots of one group for one member. It remembers what it parsed,
+// so that a change costs what it changed. It must not be used concurrently.
+type Reader struct {
+	root  registry.Root
+	group registry.GroupPaths
+	self  string
+}
+
+// NewReader returns a reader for the consumer with id self, or for an observer if
+// self is empty.
+func NewReader(root registry.Root, group registry.GroupPaths, self string) *Reader {
+	return &Reader{root: root, group: group, self: self}
+}
+
+// Read makes the Snapshot of the registrations, topics and target record (nil if
+// there is none) that a registry.View shows at one revision. The errors name the
+// keys of records that cannot be used.
+func (r *Reader) Read(revision int64, ids, topics []registry.KV, target *registry.KV) (Snapshot, []error) {
+	return ReadSnapshot(r.root, r.group, r.self, revision, ids, topics)
+}
+
 // ReadSnapshot makes a member's Snapshot of the registrations, topics and
 // brokers that a registry.View shows at one revision. Only topics that somebody
 // of the group subscribes to are read. Records that cannot be parsed are left out
