@@ -287,7 +287,7 @@ func (w *world) claim(m *simMember, lease registry.LeaseID, a rebalance.Claim) r
 				Topic: registry.Root("").Topic(topic), Incarnation: a.Incarnations[topic]})
 		}
 		results, revision, err := registry.Claim(ctx, w.store, lease,
-			registry.Guard{Registration: a.Registration, IDs: w.group.IDs(), Snapshot: a.Snapshot}, claims)
+			registry.Guard{Registration: a.Registration, IDs: w.group.IDs(), Snapshot: a.Snapshot}, claims, nil)
 		w.note()
 		answer.Revision, answer.Stale = revision, errors.Is(err, registry.ErrStale)
 		answer.Unknown = err != nil && !answer.Stale
@@ -328,13 +328,13 @@ func (w *world) release(m *simMember, lease registry.LeaseID, a rebalance.Releas
 	if w.faults && w.r.IntN(8) == 0 {
 		switch w.r.IntN(3) {
 		case 0: // it takes effect, the reply is lost
-			_, err := registry.Release(ctx, w.store, lease, list)
+			_, err := registry.Release(ctx, w.store, lease, list, nil)
 			w.must(err)
 			w.note()
 		case 1: // it takes effect much later, for the keys that it found now
 			found := w.lookUp(lease, list)
 			m.pending = append(m.pending, func() rebalance.Event {
-				_, err := registry.Release(ctx, w.store, lease, found)
+				_, err := registry.Release(ctx, w.store, lease, found, nil)
 				w.must(err)
 				w.note()
 				return rebalance.Tick{}
@@ -342,7 +342,7 @@ func (w *world) release(m *simMember, lease registry.LeaseID, a rebalance.Releas
 		}
 		return rebalance.ReleaseAnswered{Number: a.Number, Failed: true}
 	}
-	revision, err := registry.Release(ctx, w.store, lease, list)
+	revision, err := registry.Release(ctx, w.store, lease, list, nil)
 	w.must(err)
 	w.note()
 	return rebalance.ReleaseAnswered{Number: a.Number, Revision: revision}

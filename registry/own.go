@@ -162,7 +162,7 @@ func (s *Session) giveBack(key string, token int64) {
 	ctx, cancelLimit := context.WithTimeout(session, giveBackLimit)
 	defer cancelLimit()
 	for pause := minOwnPause; ; pause = min(2*pause, maxOwnPause) {
-		_, err := Release(ctx, s.store, s.lease, []OwnerRelease{{Key: key, Token: token}})
+		_, err := Release(ctx, s.store, s.lease, []OwnerRelease{{Key: key, Token: token}}, nil)
 		if err == nil {
 			return
 		}
@@ -212,7 +212,7 @@ func (o *Ownership) Release(ctx context.Context) error {
 	o.end(ErrReleased)
 	o.stop()
 	o.watching.Wait()
-	if _, err := Release(ctx, o.session.store, o.session.lease, []OwnerRelease{{Key: o.Key, Token: o.Token}}); err != nil {
+	if _, err := Release(ctx, o.session.store, o.session.lease, []OwnerRelease{{Key: o.Key, Token: o.Token}}, nil); err != nil {
 		return fmt.Errorf("release %s: %w", o.Key, err)
 	}
 	o.session.endOwn(o)

@@ -118,6 +118,12 @@ func (g GroupPaths) Target() string { return g.base + "/target" }
 // History is the prefix of what is told of the group's past, entry by entry.
 func (g GroupPaths) History() string { return g.base + "/history/" }
 
+// HistoryEntry is the entry that a member writes at ms, milliseconds since 1970, as
+// its n-th. In byte order entries are ordered by time until the year 2286.
+func (g GroupPaths) HistoryEntry(ms int64, member string, n uint64) string {
+	return fmt.Sprintf("%s%013d-%s-%d", g.History(), max(ms, 0), element(member), n)
+}
+
 // ParsePartition reads the partition off an owner or offset key of the group.
 func (g GroupPaths) ParsePartition(key string) (Partition, error) {
 	for _, prefix := range []string{g.Owners(), g.Offsets()} {

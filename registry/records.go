@@ -54,12 +54,14 @@ func (r Root) ParseBroker(kv KV) (id int32, rec BrokerRecord, err error) {
 //
 // Partitions maps each partition to its replicas, the preferred leader first.
 // Records that 0.8.2 wrote have neither home nor topic_id: their homes are the
-// first replicas.
+// first replicas. With no_log there are no logs and no states: the partitions are
+// there to be owned, and no daemon is needed, so that they may have no replicas.
 type TopicRecord struct {
 	Version    int32             `json:"version"`
 	Partitions map[int32][]int32 `json:"partitions"`
 	Home       map[int32]int32   `json:"home,omitempty"`
 	TopicID    string            `json:"topic_id,omitempty"`
+	NoLog      bool              `json:"no_log,omitempty"`
 }
 
 // ParseTopic reads a topic record and the name off its key. ok is false for keys
@@ -79,11 +81,11 @@ func (r Root) ParseTopic(kv KV) (name string, rec TopicRecord, ok bool, err erro
 		return name, rec, false, fmt.Errorf("topic record %s: %w: no partitions", kv.Key, ErrRecord)
 	}
 	for p, replicas := range rec.Partitions {
-		if p < 0 || len(replicas) == 0 {
+		if p < 0 || len(replicas) == 0 && !rec.NoLog {
 			return name, rec, false, fmt.Errorf("topic record %s: %w: partition %d has no replica", kv.Key, ErrRecord, p)
 		}
 		// A home below 0 would make an owner key that cannot be read back.
-		if home, ok := rec.Home[p]; slices.Min(replicas) < 0 || ok && home < 0 {
+		if rec.home(p) < 0 || len(replicas) > 0 && slices.Min(replicas) < 0 {
 			return name, rec, false, fmt.Errorf("topic record %s: %w: partition %d is on a broker below 0", kv.Key, ErrRecord, p)
 		}
 	}
@@ -93,15 +95,22 @@ func (r Root) ParseTopic(kv KV) (name string, rec TopicRecord, ok bool, err erro
 // List returns the topic's partitions by number.
 func (t TopicRecord) List(topic string) []Partition {
 	list := make([]Partition, 0, len(t.Partitions))
-	for n, replicas := range t.Partitions {
-		home, ok := t.Home[n]
-		if !ok {
-			home = replicas[0]
-		}
-		list = append(list, Partition{Topic: topic, Home: home, Number: n})
+	for n := range t.Partitions {
+		list = append(list, Partition{Topic: topic, Home: t.home(n), Number: n})
 	}
 	slices.SortFunc(list, ComparePartitions)
 	return list
+}
+
+// home is that of a partition as stated, else its first replica; 0 without any.
+func (t TopicRecord) home(n int32) int32 {
+	if home, ok := t.Home[n]; ok {
+		return home
+	}
+	if replicas := t.Partitions[n]; len(replicas) > 0 {
+		return replicas[0]
+	}
+	return 0
 }
 
 // ID returns the topic id, or the nil id for a record without one.
@@ -172,12 +181,23 @@ const (
 // Subscription maps a topic (or, for a list pattern, one regular expression) to a
 // number of streams. A record without strategy, as 0.8.2 writes it, stands for
 // range-numeric.
+//
+// ExcludeInternalTopics tells whether a list pattern leaves out InternalTopics; absent
+// it does. Notice is the SHA-256, in hex, of a secret of the process: whoever knows
+// the secret may have the lease of this registration revoked when the process dies.
 type ConsumerRecord struct {
-	Version      int32            `json:"version"`
-	Subscription map[string]int32 `json:"subscription"`
-	Pattern      string           `json:"pattern"`
-	Timestamp    string           `json:"timestamp"`
-	Strategy     []string         `json:"strategy,omitempty"`
+	Version               int32            `json:"version"`
+	Subscription          map[string]int32 `json:"subscription"`
+	Pattern               string           `json:"pattern"`
+	Timestamp             string           `json:"timestamp"`
+	Strategy              []string         `json:"strategy,omitempty"`
+	ExcludeInternalTopics *bool            `json:"exclude_internal_topics,omitempty"`
+	Notice                string           `json:"notice,omitempty"`
+}
+
+// ExcludesInternal tells whether a list pattern leaves out InternalTopics.
+func (c ConsumerRecord) ExcludesInternal() bool {
+	return c.ExcludeInternalTopics == nil || *c.ExcludeInternalTopics
 }
 
 // ParseConsumer reads a registration.

@@ -79,7 +79,7 @@ func (g *groupLife) claim() {
 	p, of := g.partition(), g.known[g.r.IntN(len(g.known))]
 	res, _, err := registry.Claim(g.t.Context(), g.st, g.lease,
 		registry.Guard{Registration: g.reg, IDs: root.Group("g").IDs(), Snapshot: g.reg.Revision},
-		[]registry.OwnerClaim{{Key: root.Group("g").Owner(p), Value: []byte("c-0"), Topic: root.Topic(raced), Incarnation: of}})
+		[]registry.OwnerClaim{{Key: root.Group("g").Owner(p), Value: []byte("c-0"), Topic: root.Topic(raced), Incarnation: of}}, nil)
 	if err != nil && !errors.Is(err, registry.ErrStale) {
 		g.t.Fatal(err)
 	}

@@ -519,11 +519,11 @@ func TestClaimAfterALostReply(t *testing.T) {
 		guard := registry.Guard{Registration: r, IDs: g.IDs(), Snapshot: st.Revision()}
 		claim := []registry.OwnerClaim{{Key: g.Owner(registry.Partition{Topic: "t", Home: 1}), Value: []byte("a-0")}}
 		st.SetHooks(memory.Hooks{After: func(context.Context, string) error { return lose }})
-		if _, _, err := registry.Claim(t.Context(), st, s.Lease(), guard, claim); !errors.Is(err, lose) {
+		if _, _, err := registry.Claim(t.Context(), st, s.Lease(), guard, claim, nil); !errors.Is(err, lose) {
 			t.Fatal(err)
 		}
 		st.SetHooks(memory.Hooks{})
-		results, _, err := registry.Claim(t.Context(), st, s.Lease(), guard, claim)
+		results, _, err := registry.Claim(t.Context(), st, s.Lease(), guard, claim, nil)
 		if err != nil || results[0].Holder != nil || results[0].Token != st.Revision() || string(results[0].Value) != "a-0" {
 			t.Fatalf("%+v at %d, error %v", results, st.Revision(), err)
 		}

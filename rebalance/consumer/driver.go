@@ -294,7 +294,7 @@ func (d *driver) claim(s *registry.Session, a rebalance.Claim) {
 			Topic: d.c.cfg.Root.Topic(w.Partition.Topic), Incarnation: a.Incarnations[w.Partition.Topic]}
 	}
 	guard := registry.Guard{Registration: a.Registration, IDs: d.c.group.IDs(), Snapshot: a.Snapshot}
-	results, revision, err := registry.Claim(ctx, d.store, s.Lease(), guard, claims)
+	results, revision, err := registry.Claim(ctx, d.store, s.Lease(), guard, claims, nil)
 	answer := rebalance.ClaimAnswered{Number: a.Number, Revision: revision, Stale: errors.Is(err, registry.ErrStale)}
 	answer.Unknown = err != nil && !answer.Stale
 	for i, r := range results {
@@ -384,7 +384,7 @@ func (d *driver) release(s *registry.Session, a rebalance.Release) {
 	for i, h := range a.Held {
 		list[i] = registry.OwnerRelease{Key: d.c.group.Owner(h.Partition), Token: h.Token}
 	}
-	revision, err := registry.Release(ctx, d.store, s.Lease(), list)
+	revision, err := registry.Release(ctx, d.store, s.Lease(), list, nil)
 	if err != nil && d.ctx.Err() == nil {
 		d.log.Warn("release failed, trying again", "error", err)
 	}

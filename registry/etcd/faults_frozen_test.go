@@ -75,11 +75,11 @@ func hold(ctx context.Context, o holderOptions) error {
 	}
 	report("lost: %v", s.Err())
 	for _, r := range [][]registry.OwnerRelease{releases, byLease} {
-		if _, err := registry.Release(ctx, st, s.Lease(), r); err != nil {
+		if _, err := registry.Release(ctx, st, s.Lease(), r, nil); err != nil {
 			return err
 		}
 	}
-	_, _, err = registry.Claim(ctx, st, s.Lease(), guard, claimsOf(g, "a"))
+	_, _, err = registry.Claim(ctx, st, s.Lease(), guard, claimsOf(g, "a"), nil)
 	report("claimed again under the old guard: %v", err)
 	_, err = registry.Register(ctx, st, s, reg.Key, []byte("a"))
 	report("registered again in the old session: %v", err)
@@ -137,7 +137,7 @@ func claimFour(ctx context.Context, st registry.Store, s *registry.Session, reg 
 		return nil, registry.Guard{}, err
 	}
 	guard := registry.Guard{Registration: reg, IDs: g.IDs(), Snapshot: rev}
-	results, _, err := registry.Claim(ctx, st, s.Lease(), guard, claimsOf(g, id))
+	results, _, err := registry.Claim(ctx, st, s.Lease(), guard, claimsOf(g, id), nil)
 	return results, guard, err
 }
 

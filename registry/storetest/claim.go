@@ -88,7 +88,7 @@ func (m *member) claims(partitions ...int) (claims []registry.OwnerClaim) {
 
 func (m *member) claim(partitions ...int) []registry.ClaimResult {
 	m.t.Helper()
-	results, _, err := registry.Claim(within(m.t), m.st, m.s.Lease(), m.guard(), m.claims(partitions...))
+	results, _, err := registry.Claim(within(m.t), m.st, m.s.Lease(), m.guard(), m.claims(partitions...), nil)
 	if err != nil || len(results) != len(partitions) {
 		m.t.Fatalf("%d results, error %v", len(results), err)
 	}
@@ -167,7 +167,7 @@ func claimRace(t *testing.T, st registry.Store, prefix string) {
 		racing.Go(func() {
 			guard := registry.Guard{Registration: m.reg, IDs: m.group.IDs(), Snapshot: start}
 			for range rounds {
-				results, _, err := registry.Claim(t.Context(), st, m.s.Lease(), guard, m.claims(0, 1, 2, 3))
+				results, _, err := registry.Claim(t.Context(), st, m.s.Lease(), guard, m.claims(0, 1, 2, 3), nil)
 				if err != nil {
 					t.Errorf("claim: %v", err)
 					return
@@ -181,7 +181,7 @@ func claimRace(t *testing.T, st registry.Store, prefix string) {
 					}
 				}
 				won[i] += len(releases)
-				if _, err := registry.Release(t.Context(), st, m.s.Lease(), releases); err != nil {
+				if _, err := registry.Release(t.Context(), st, m.s.Lease(), releases, nil); err != nil {
 					t.Errorf("release: %v", err)
 					return
 				}
@@ -215,7 +215,7 @@ func claimStale(t *testing.T, st registry.Store, prefix string) {
 	a := join(t, st, prefix, "a")
 	old := a.guard()
 	join(t, st, prefix, "b")
-	results, _, err := registry.Claim(within(t), st, a.s.Lease(), old, a.claims(0))
+	results, _, err := registry.Claim(within(t), st, a.s.Lease(), old, a.claims(0), nil)
 	wantErr(t, err, registry.ErrStale)
 	if len(results) != 0 || get(t, st, a.owner(0)) != nil {
 		t.Fatalf("a stale claim gave %+v", results)
@@ -224,13 +224,13 @@ func claimStale(t *testing.T, st registry.Store, prefix string) {
 	// My registration is not the one I made: its lease ended, and I am back.
 	fresh := a.guard()
 	do(t, st, registry.Delete(a.reg.Key))
-	_, _, err = registry.Claim(within(t), st, a.s.Lease(), fresh, a.claims(1))
+	_, _, err = registry.Claim(within(t), st, a.s.Lease(), fresh, a.claims(1), nil)
 	wantErr(t, err, registry.ErrStale)
 	if _, err := registry.Register(within(t), st, a.s, a.reg.Key, []byte("a")); err != nil {
 		t.Fatal(err)
 	}
 	fresh.Snapshot = a.guard().Snapshot // so it is the registration that is refused
-	_, _, err = registry.Claim(within(t), st, a.s.Lease(), fresh, a.claims(1))
+	_, _, err = registry.Claim(within(t), st, a.s.Lease(), fresh, a.claims(1), nil)
 	wantErr(t, err, registry.ErrStale)
 	if get(t, st, a.owner(1)) != nil {
 		t.Fatal("a claim under a replaced registration took effect")
@@ -267,7 +267,7 @@ func claimMany(t *testing.T, st registry.Store, prefix string) {
 		}
 		releases = append(releases, registry.OwnerRelease{Key: a.owner(n)}) // b's too: it is not a's to release
 	}
-	if _, err := registry.Release(within(t), st, a.s.Lease(), releases); err != nil {
+	if _, err := registry.Release(within(t), st, a.s.Lease(), releases, nil); err != nil {
 		t.Fatal(err)
 	}
 	if kvs, _, err = registry.List(within(t), st, a.group.Owners(), 0); err != nil || len(kvs) != 1 || kvs[0].CreateRevision != held.Token {
@@ -290,7 +290,7 @@ func claimTopics(t *testing.T, st registry.Store, prefix string) {
 	last := claims[149]
 	refused := func() {
 		t.Helper()
-		_, _, err := registry.Claim(within(t), st, a.s.Lease(), a.guard(), []registry.OwnerClaim{last})
+		_, _, err := registry.Claim(within(t), st, a.s.Lease(), a.guard(), []registry.OwnerClaim{last}, nil)
 		wantErr(t, err, registry.ErrStale)
 		if kv := get(t, st, last.Key); kv != nil {
 			t.Fatalf("a refused claim left %+v", kv)
@@ -301,7 +301,7 @@ func claimTopics(t *testing.T, st registry.Store, prefix string) {
 	claims[149].Incarnation = put(t, st, last.Topic, "x")
 	refused()
 	put(t, st, last.Topic, "y") // a new value is not a new topic
-	results, _, err := registry.Claim(within(t), st, a.s.Lease(), a.guard(), claims)
+	results, _, err := registry.Claim(within(t), st, a.s.Lease(), a.guard(), claims, nil)
 	if err != nil || len(results) != 150 {
 		t.Fatalf("%d results, error %v", len(results), err)
 	}
@@ -320,10 +320,10 @@ func claimLeaseEnds(t *testing.T, st registry.Store, prefix string) {
 		t.Fatal(err)
 	}
 	// With the lease its registration has gone, and the guard is the first to say no.
-	_, _, err := registry.Claim(within(t), st, a.s.Lease(), guard, a.claims(0))
+	_, _, err := registry.Claim(within(t), st, a.s.Lease(), guard, a.claims(0), nil)
 	wantErr(t, err, registry.ErrStale)
 	// A guard that does hold: the store itself refuses a put under no lease.
-	_, _, err = registry.Claim(within(t), st, a.s.Lease(), b.guard(), a.claims(0))
+	_, _, err = registry.Claim(within(t), st, a.s.Lease(), b.guard(), a.claims(0), nil)
 	wantErr(t, err, registry.ErrLeaseNotFound)
 	if _, err := registry.Register(within(t), st, a.s, a.reg.Key, []byte("a")); !errors.Is(err, registry.ErrLeaseNotFound) && !errors.Is(err, registry.ErrLeaseGone) {
 		t.Fatalf("registered under a lease that is gone: error %v", err)
@@ -338,16 +338,16 @@ func claimLeaseEnds(t *testing.T, st registry.Store, prefix string) {
 
 func claimRefused(t *testing.T, st registry.Store, prefix string) {
 	a := join(t, st, prefix, "a")
-	if _, _, err := registry.Claim(within(t), st, 0, a.guard(), a.claims(0)); err == nil {
+	if _, _, err := registry.Claim(within(t), st, 0, a.guard(), a.claims(0), nil); err == nil {
 		t.Error("an owner key without lease was claimed")
 	}
 	claims := a.claims(0, 1)
 	claims[1].Value = nil
-	if _, _, err := registry.Claim(within(t), st, a.s.Lease(), a.guard(), claims); err == nil {
+	if _, _, err := registry.Claim(within(t), st, a.s.Lease(), a.guard(), claims, nil); err == nil {
 		t.Error("an owner key that names nobody was claimed")
 	}
 	put(t, st, a.owner(2), "somebody, for ever")
-	if _, err := registry.Release(within(t), st, 0, []registry.OwnerRelease{{Key: a.owner(2)}}); err == nil {
+	if _, err := registry.Release(within(t), st, 0, []registry.OwnerRelease{{Key: a.owner(2)}}, nil); err == nil {
 		t.Error("a release with neither token nor lease was accepted")
 	}
 	if get(t, st, a.owner(0)) != nil || get(t, st, a.owner(2)) == nil {
@@ -361,7 +361,7 @@ func releaseCase(t *testing.T, st registry.Store, prefix string) {
 	old := a.claim(0, 1, 2)
 	release := func(m *member, releases ...registry.OwnerRelease) {
 		t.Helper()
-		if _, err := registry.Release(within(t), st, m.s.Lease(), releases); err != nil {
+		if _, err := registry.Release(within(t), st, m.s.Lease(), releases, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -384,7 +384,7 @@ func releaseCase(t *testing.T, st registry.Store, prefix string) {
 
 func (m *member) release(st registry.Store, releases ...registry.OwnerRelease) int64 {
 	m.t.Helper()
-	revision, err := registry.Release(within(m.t), st, m.s.Lease(), releases)
+	revision, err := registry.Release(within(m.t), st, m.s.Lease(), releases, nil)
 	if err != nil {
 		m.t.Fatal(err)
 	}
