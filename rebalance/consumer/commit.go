@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/muster-io/muster/offsets"
-	"github.com/muster-io/muster/rebalance"
 )
 
 // committer writes what handlers have finished: every CommitInterval for all
@@ -80,7 +79,7 @@ func (c *committer) settle(list []lastCommit) (rest []lastCommit) {
 	c.commit(deliveries)
 	for _, w := range list {
 		switch {
-		case !w.o.alive():
+		case !w.o.Alive():
 			w.done <- false
 		case w.o.dirty():
 			rest = append(rest, w)
@@ -114,9 +113,9 @@ func (c *committer) commit(list []*delivery) {
 	var commits []offsets.Commit
 	var owners []*delivery
 	for _, o := range list {
-		if o.alive() && o.dirty() {
+		if o.Alive() && o.dirty() {
 			owners = append(owners, o)
-			commits = append(commits, offsets.Commit{Partition: o.partition, Offset: o.next.Load(), Token: o.token, Previous: o.committed.Revision})
+			commits = append(commits, offsets.Commit{Partition: o.Partition, Offset: o.next.Load(), Token: o.Token, Previous: o.committed.Revision})
 		}
 	}
 	if len(commits) == 0 {
@@ -134,16 +133,16 @@ func (c *committer) commit(list []*delivery) {
 }
 
 func (c *committer) enter(o *delivery, commit offsets.Commit, out offsets.Outcome) {
-	log := c.d.log.With("topic", o.partition.Topic, "partition", o.partition.Name(), "offset", commit.Offset)
+	log := c.d.log.With("topic", o.Partition.Topic, "partition", o.Partition.Name(), "offset", commit.Offset)
 	switch {
 	case out.Stored:
 		o.committed = out.Now
 		if f := c.d.c.cfg.Listener.Committed; f != nil {
-			f(o.partition, commit.Offset)
+			f(o.Partition, commit.Offset)
 		}
 	case out.Fenced:
-		log.Warn("commit was fenced", "token", o.token)
-		c.d.fenced(o)
+		log.Warn("commit was fenced", "token", o.Token)
+		o.Fenced()
 	case out.Now.Offset == commit.Offset:
 		o.committed = out.Now // an earlier attempt, whose reply was lost
 	default:
@@ -154,11 +153,4 @@ func (c *committer) enter(o *delivery, commit offsets.Commit, out offsets.Outcom
 		}
 		o.committed.Revision = out.Now.Revision
 	}
-}
-
-// fenced tells the member that the owner key is not this delivery's any more.
-func (d *driver) fenced(o *delivery) {
-	d.work.Go(func() {
-		d.post(func() { d.step(rebalance.Fenced{Partition: o.partition, Token: o.token}) })
-	})
 }

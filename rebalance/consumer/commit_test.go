@@ -14,19 +14,24 @@ import (
 
 	"github.com/muster-io/muster/offsets"
 	"github.com/muster-io/muster/rebalance"
+	"github.com/muster-io/muster/rebalance/membership"
 	"github.com/muster-io/muster/registry"
 	"github.com/muster-io/muster/registry/memory"
 )
 
-// bench is a driver on a store in memory, without brokers and without its loop:
-// the test takes what is posted to it.
+// bench is a driver on a store in memory, without brokers and without a membership:
+// the test does what that would do.
 type bench struct {
-	t     *testing.T
-	st    *memory.Store
-	d     *driver
-	s     *registry.Session
-	mu    sync.Mutex
-	lines bytes.Buffer // of the log
+	t      *testing.T
+	st     *memory.Store
+	d      *driver
+	s      *registry.Session
+	fenced chan *delivery // told of by Fenced
+	stops  atomic.Int64   // how often the driver asked to leave
+	// what a membership does to the ownership of a delivery
+	revokes, ends map[*delivery]func()
+	mu            sync.Mutex
+	lines         bytes.Buffer // of the log
 }
 
 func (b *bench) Write(p []byte) (int, error) {
@@ -46,7 +51,7 @@ func quiet(context.Context, *Record) error { return nil }
 // newBench wraps the store if asked to. The caller closes the bench.
 func newBench(t *testing.T, interval time.Duration, h Handler, wrap func(registry.Store) registry.Store) *bench {
 	t.Helper()
-	b := &bench{t: t, st: memory.New()}
+	b := &bench{t: t, st: memory.New(), fenced: make(chan *delivery, 10), revokes: map[*delivery]func(){}, ends: map[*delivery]func(){}}
 	var st registry.Store = b.st
 	if wrap != nil {
 		st = wrap(st)
@@ -54,13 +59,8 @@ func newBench(t *testing.T, interval time.Duration, h Handler, wrap func(registr
 	c, err := New(Config{Store: st, Group: "g", ID: "c", Topics: map[string]int32{"t": 2}, CommitInterval: interval,
 		Logger: slog.New(slog.NewTextHandler(b, nil))}, h)
 	b.must(err)
-	b.d = newDriver(c)
+	b.d = newDriver(c, func() { b.stops.Add(1) })
 	b.s, err = registry.OpenSession(context.Background(), st, registry.SessionOptions{})
-	b.must(err)
-	b.d.session = b.s
-	// A delivery that begins asks it since when the group has existed.
-	b.d.view, err = registry.OpenView(context.Background(), st, []string{viewIDs: c.group.IDs(), viewBrokers: c.cfg.Root.Brokers(),
-		viewTopics: c.cfg.Root.Topics()}, registry.ViewOptions{}, nil)
 	b.must(err)
 	return b
 }
@@ -91,14 +91,24 @@ func part(n int32) registry.Partition { return registry.Partition{Topic: "t", Ho
 func (b *bench) own(n, stream int32) *delivery {
 	b.t.Helper()
 	token := b.write(registry.Put(b.d.c.group.Owner(part(n)), []byte("c-0"), b.s.Lease()))
-	return b.d.deliver(rebalance.Deliver{Want: rebalance.Want{Partition: part(n), Stream: stream}, Token: token})
+	var o *delivery
+	own, revoke, end := membership.NewOwnership(b.s, rebalance.Want{Partition: part(n), Stream: stream}, token, func() { b.fenced <- o })
+	o = b.d.deliver(own)
+	b.revokes[o], b.ends[o] = revoke, end
+	return o
+}
+
+// lose ends the ownership without asking.
+func (b *bench) lose(o *delivery) {
+	b.ends[o]()
+	b.d.Lost(o.Ownership, "test")
 }
 
 // finished is a delivery whose worker has ended with that offset to commit.
 func (b *bench) finished(n int32, next int64) *delivery {
 	b.t.Helper()
 	o := b.own(n, 0)
-	o.revoke()
+	b.revokes[o]()
 	<-o.done
 	o.next.Store(next)
 	return o
@@ -243,67 +253,38 @@ func TestGarbageIsOverwritten(t *testing.T) {
 }
 
 // A commit that finds the owner key gone, or another's, changes nothing: the
-// member is told by an event with the token, and the last commit is answered false
-// once the member has said that the partition is lost.
+// member is told, and the last commit is answered false once the partition is lost.
 func TestFencedCommit(t *testing.T) {
 	for _, what := range []string{"deleted", "another's"} {
 		t.Run(what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBench(t, time.Hour, quiet, nil)
 				defer b.close()
-				// The member owns it, so that it has something to lose.
-				claim := b.memberClaims(part(0))
-				owner := b.d.c.group.Owner(part(0))
-				token := b.write(registry.Put(owner, []byte("c-0"), b.s.Lease()))
-				b.d.step(rebalance.ClaimAnswered{Number: claim.Number, Revision: token,
-					Outcomes: []rebalance.ClaimOutcome{{Mine: true, Token: token, Stream: 0}}})
-				o := b.d.table.get(part(0))
-				o.revoke()
-				<-o.done
-				o.next.Store(7)
+				o := b.finished(0, 7)
 				b.d.work.Go(b.d.commits.run)
-				b.st.HoldWatches(true)
+				owner := b.d.c.group.Owner(part(0))
 				b.write(registry.Delete(owner))
 				if what == "another's" {
 					b.write(registry.Put(owner, []byte("x-0"), 0))
 				}
 				answer := b.last(o)
-				select { // watches are held: only the commit can tell
-				case f := <-b.d.posts:
-					f()
+				select {
+				case told := <-b.fenced:
+					if told != o {
+						t.Errorf("told of %s", told.Partition)
+					}
 				case <-time.After(time.Second):
 					t.Fatal("the member is not told")
 				}
-				if o.alive() {
-					t.Error("the delivery is still alive")
-				}
-				if b.d.table.get(part(0)) == o {
-					t.Error("the delivery is still in the table")
-				}
+				b.lose(o)
 				b.answered(answer, false, time.Second)
 				if got := b.committed(0); got != "none" {
 					t.Errorf("committed %s", got)
 				}
-				b.says("reason=\"commit was fenced\"")
+				b.says("commit was fenced")
 			})
 		})
 	}
-}
-
-// memberClaims registers the member, alone in its group, and brings it to claim
-// the partition.
-func (b *bench) memberClaims(p registry.Partition) rebalance.Claim {
-	b.t.Helper()
-	b.d.member.Step(0, rebalance.Registered{Registration: registry.Registration{Key: b.d.c.group.ID("c"), Revision: 1}})
-	actions := b.d.member.Step(0, rebalance.Snapshot{Revision: 1, Registered: 1, Topology: rebalance.Topology{p.Topic: {p}},
-		Members: []rebalance.MemberInfo{{ID: "c", Subscription: map[string]int32{p.Topic: 1}}}})
-	for _, a := range actions {
-		if c, ok := a.(rebalance.Claim); ok {
-			return c
-		}
-	}
-	b.t.Fatalf("no claim: %v", actions)
-	return rebalance.Claim{}
 }
 
 // The session ends while last commits wait for a registry that does not answer:
@@ -405,7 +386,7 @@ func TestNothingIsCommittedForTheDead(t *testing.T) {
 				b.d.work.Go(b.d.commits.run)
 				o := b.finished(0, 7)
 				if how == "lost" {
-					o.lose()
+					b.ends[o]()
 				} else {
 					b.s.Abandon(registry.ErrSessionExpired)
 				}

@@ -2,9 +2,8 @@
 // the partitions it owns, hands their records to a Handler, and commits what the
 // handler has finished.
 //
-// How it is made: rebalance.Member decides; driver.go feeds it and carries its
-// actions out; session.go keeps the member registered; watch.go follows owner
-// keys; start.go finds where to begin; fetch.go reads from the brokers;
+// How it is made: package membership owns the partitions; driver.go is the work
+// that it is given; start.go finds where to begin; fetch.go reads from the brokers;
 // delivery.go hands over; commit.go commits.
 package consumer
 
@@ -13,12 +12,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"time"
 
-	"github.com/google/uuid"
-
 	"github.com/muster-io/muster/rebalance"
+	"github.com/muster-io/muster/rebalance/membership"
 	"github.com/muster-io/muster/registry"
 )
 
@@ -100,11 +97,11 @@ type Header struct {
 // Owned tells whether the consumer still owns the record's partition at this
 // moment. It was true just before the hand-over; a handler that did slow work
 // looks again just before an effect that must not happen twice.
-func (r *Record) Owned() bool { return r.owner.alive() }
+func (r *Record) Owned() bool { return r.owner.Alive() }
 
 // Token is the fencing token of the ownership: it is larger for each later owner
 // of the partition, in whatever process.
-func (r *Record) Token() int64 { return r.owner.token }
+func (r *Record) Token() int64 { return r.owner.Token }
 
 // ErrNotOwned is what a Handler returns for a record that it left alone because
 // Owned had become false. Any other error will do: once the partition is lost, the
@@ -117,10 +114,10 @@ var ErrNotOwned = errors.New("partition is not owned any more")
 // the handler to finish. An error for a record that is still owned stops the consumer.
 type Handler func(ctx context.Context, r *Record) error
 
-// Defaults and limits of Config.
+// Defaults of Config.
 const (
 	DefaultCommitInterval = time.Second
-	DefaultLeaveTimeout   = 30 * time.Second
+	DefaultLeaveTimeout   = membership.DefaultLeaveTimeout
 	DefaultBufferedBytes  = 1 << 20
 )
 
@@ -129,29 +126,13 @@ type Consumer struct {
 	cfg     Config
 	group   registry.GroupPaths
 	handler Handler
+	member  *membership.Membership
 }
 
 // New checks the configuration.
 func New(cfg Config, h Handler) (*Consumer, error) {
-	if err := registry.ValidateGroupName(cfg.Group); err != nil {
-		return nil, fmt.Errorf("group.id: %w", err)
-	}
-	if cfg.Store == nil || h == nil || len(cfg.Topics) == 0 {
-		return nil, errors.New("consumer needs a store, a topic and a handler")
-	}
-	for topic, streams := range cfg.Topics {
-		if err := registry.ValidateTopicName(topic); err != nil {
-			return nil, err
-		}
-		if streams < 1 || streams > registry.MaxStreams {
-			return nil, fmt.Errorf("%d streams for topic %s: want 1 to %d", streams, topic, registry.MaxStreams)
-		}
-	}
-	if cfg.Strategy == "" {
-		cfg.Strategy = rebalance.StrategyRange
-	}
-	if !rebalance.Known(cfg.Strategy) {
-		return nil, fmt.Errorf("partition.assignment.strategy %q: want range or range-numeric", cfg.Strategy)
+	if h == nil {
+		return nil, errors.New("consumer needs a handler")
 	}
 	if cfg.Reset == "" {
 		cfg.Reset = Largest
@@ -159,33 +140,23 @@ func New(cfg Config, h Handler) (*Consumer, error) {
 	if cfg.Reset != Largest && cfg.Reset != Smallest {
 		return nil, fmt.Errorf("auto.offset.reset %q: want largest or smallest", cfg.Reset)
 	}
-	if cfg.ID == "" {
-		id, err := newID()
-		if err != nil {
-			return nil, err
-		}
-		cfg.ID = id
+	if cfg.CommitInterval < 0 || cfg.MaxBufferedBytes < 0 {
+		return nil, fmt.Errorf("commit interval %s, %d buffered bytes: want none below 0", cfg.CommitInterval, cfg.MaxBufferedBytes)
 	}
-	if _, err := registry.EscapeName(cfg.ID); err != nil {
-		return nil, fmt.Errorf("consumer.id: %w", err)
-	}
-	if cfg.CommitInterval < 0 || cfg.LeaveTimeout < 0 || cfg.MaxBufferedBytes < 0 {
-		return nil, fmt.Errorf("commit interval %s, leave timeout %s, %d buffered bytes: want none below 0",
-			cfg.CommitInterval, cfg.LeaveTimeout, cfg.MaxBufferedBytes)
-	}
-	setDefault(&cfg.SessionTimeout, registry.DefaultTTL)
 	setDefault(&cfg.CommitInterval, DefaultCommitInterval)
-	setDefault(&cfg.LeaveTimeout, DefaultLeaveTimeout)
 	setDefault(&cfg.MaxBufferedBytes, DefaultBufferedBytes)
-	if cfg.SessionTimeout < registry.MinTTL || cfg.SessionTimeout > registry.MaxTTL {
-		return nil, fmt.Errorf("zookeeper.session.timeout.ms %d: want %d to %d", cfg.SessionTimeout.Milliseconds(),
-			registry.MinTTL.Milliseconds(), registry.MaxTTL.Milliseconds())
+	m := membership.Config{Store: cfg.Store, Root: cfg.Root, Group: cfg.Group, ID: cfg.ID,
+		Subscription: membership.Subscription{Topics: cfg.Topics}, SessionTimeout: cfg.SessionTimeout, LeaveTimeout: cfg.LeaveTimeout,
+		Logger: cfg.Logger, Listener: membership.Listener{Registered: cfg.Listener.Registered, Rebalanced: cfg.Listener.Rebalanced,
+			Waiting: cfg.Listener.Waiting}}
+	if cfg.Strategy != "" {
+		m.Strategies = []string{cfg.Strategy}
 	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
+	member, err := membership.New(m)
+	if err != nil {
+		return nil, err
 	}
-	cfg.Logger = cfg.Logger.With("group", cfg.Group, "member", cfg.ID)
-	return &Consumer{cfg: cfg, group: cfg.Root.Group(cfg.Group), handler: h}, nil
+	return &Consumer{cfg: cfg, group: cfg.Root.Group(cfg.Group), handler: h, member: member}, nil
 }
 
 func setDefault[T time.Duration | int](v *T, to T) {
@@ -194,16 +165,8 @@ func setDefault[T time.Duration | int](v *T, to T) {
 	}
 }
 
-func newID() (string, error) {
-	host, err := os.Hostname()
-	if err != nil {
-		return "", fmt.Errorf("make a consumer id: %w", err)
-	}
-	return host + ":" + uuid.NewString(), nil
-}
-
 // ID is the consumer id in the registry.
-func (c *Consumer) ID() string { return c.cfg.ID }
+func (c *Consumer) ID() string { return c.member.ID() }
 
 // Run joins the group and hands over records until ctx ends; then it finishes
 // the records in hand, commits, gives up its partitions, leaves, and returns nil.
@@ -213,7 +176,18 @@ func (c *Consumer) ID() string { return c.cfg.ID }
 // A handler that does not return holds up Run, though not the group: after
 // LeaveTimeout its partitions are free for others.
 func (c *Consumer) Run(ctx context.Context) error {
-	d := newDriver(c)
-	defer d.close()
-	return d.run(ctx)
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	d := newDriver(c, stop)
+	d.work.Go(d.fetch.run)
+	d.work.Go(d.commits.run)
+	err := c.member.Run(ctx, d)
+	d.close()
+	switch {
+	case d.failure != nil:
+		return d.failure
+	case errors.Is(err, membership.ErrLeftBehind):
+		return fmt.Errorf("handlers did not finish the record in hand in time, which is not committed: %w", err)
+	}
+	return err
 }

@@ -1,7 +1,6 @@
 package consumer
 
 import (
-	"context"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -10,26 +9,19 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/muster-io/muster/offsets"
-	"github.com/muster-io/muster/rebalance"
+	"github.com/muster-io/muster/rebalance/membership"
 	"github.com/muster-io/muster/registry"
 )
 
-// delivery is one ownership of a partition, from claim to release or loss. A
-// partition that is claimed again gets a new one.
+// delivery is what is done under one ownership of a partition.
 type delivery struct {
-	partition registry.Partition
-	stream    int32
-	token     int64
-	session   *registry.Session
+	*membership.Ownership
 
-	ctx     context.Context // ends when ownership is lost
-	lose    context.CancelFunc
-	revoked chan struct{}   // closed when it is to be given up in order
-	begin   chan startAt    // where to start, once known
-	done    chan struct{}   // closed when the worker has ended
-	former  <-chan struct{} // closed when no earlier worker of the partition in this process is left
-	lane    chan struct{}   // held while a record is with the handler
-	queue   *queue
+	begin  chan startAt    // where to start, once known
+	done   chan struct{}   // closed when the worker has ended
+	former <-chan struct{} // closed when no earlier worker of the partition in this process is left
+	lane   chan struct{}   // held while a record is with the handler
+	queue  *queue
 
 	// next is the offset after the last record that the handler finished; None
 	// until the start is known.
@@ -37,23 +29,15 @@ type delivery struct {
 	// committed belongs to the committer.
 	committed offsets.Position
 	// bounds of the log by timestamp, as far as brokers said; they belong to start.
-	bounds  map[int64]logOffset
-	revokes sync.Once
+	bounds map[int64]logOffset
 }
 
-func newDelivery(s *registry.Session, a rebalance.Deliver, lane chan struct{}, former <-chan struct{}) *delivery {
-	o := &delivery{partition: a.Partition, stream: a.Stream, token: a.Token, session: s,
-		revoked: make(chan struct{}), begin: make(chan startAt, 1), done: make(chan struct{}),
+func newDelivery(own *membership.Ownership, lane chan struct{}, former <-chan struct{}) *delivery {
+	o := &delivery{Ownership: own, begin: make(chan startAt, 1), done: make(chan struct{}),
 		former: former, lane: lane, queue: newQueue(), committed: offsets.Position{Offset: offsets.None}, bounds: map[int64]logOffset{}}
-	o.ctx, o.lose = s.Context(context.Background())
 	o.next.Store(offsets.None)
 	return o
 }
-
-// alive tells whether the partition is owned at this moment.
-func (o *delivery) alive() bool { return o.ctx.Err() == nil && o.session.Alive() }
-
-func (o *delivery) revoke() { o.revokes.Do(func() { close(o.revoked) }) }
 
 // deliverAll is the worker of one delivery: it hands over record by record until
 // the partition is revoked or lost.
@@ -63,35 +47,35 @@ func (d *driver) deliverAll(o *delivery) {
 	// hand. It must not keep the partition from the group meanwhile.
 	select {
 	case <-o.former:
-	case <-o.revoked:
+	case <-o.Revoked():
 		return
-	case <-o.ctx.Done():
+	case <-o.Context().Done():
 		return
 	}
 	var at startAt
 	select {
 	case at = <-o.begin:
-	case <-o.revoked:
+	case <-o.Revoked():
 		return
-	case <-o.ctx.Done():
+	case <-o.Context().Done():
 		return
 	}
-	if !o.alive() {
+	if !o.Alive() {
 		return
 	}
 	o.committed = at.committed // before next is set: the committer looks at next first
 	o.next.Store(at.from)
 	d.fetch.add(o, at.from)
-	d.log.Info("partition assigned", "topic", o.partition.Topic, "partition", o.partition.Name(), "stream", o.stream, "offset", at.from, "token", o.token)
+	d.log.Info("partition assigned", "topic", o.Partition.Topic, "partition", o.Partition.Name(), "stream", o.Stream, "offset", at.from, "token", o.Token)
 	if f := d.c.cfg.Listener.Assigned; f != nil {
-		f(o.partition, o.stream, at.from)
+		f(o.Partition, o.Stream, at.from)
 	}
 	for {
 		select {
 		case <-o.queue.ready:
-		case <-o.revoked:
+		case <-o.Revoked():
 			return
-		case <-o.ctx.Done():
+		case <-o.Context().Done():
 			return
 		}
 		for {
@@ -136,9 +120,9 @@ func (d *driver) deliverRun(o *delivery, records []*kgo.Record) (n int, ok bool)
 	select {
 	case o.lane <- struct{}{}:
 		defer func() { <-o.lane }()
-	case <-o.revoked:
+	case <-o.Revoked():
 		return 0, false
-	case <-o.ctx.Done():
+	case <-o.Context().Done():
 		return 0, false
 	}
 	began := time.Now()
@@ -157,34 +141,30 @@ func (d *driver) deliverRun(o *delivery, records []*kgo.Record) (n int, ok bool)
 }
 
 func (d *driver) deliverOne(o *delivery, r *kgo.Record) bool {
-	rec := Record{Partition: o.partition, Offset: r.Offset, Timestamp: r.Timestamp, Key: r.Key, Value: r.Value, owner: o}
+	rec := Record{Partition: o.Partition, Offset: r.Offset, Timestamp: r.Timestamp, Key: r.Key, Value: r.Value, owner: o}
 	for _, h := range r.Headers {
 		rec.Headers = append(rec.Headers, Header{Key: h.Key, Value: h.Value})
 	}
 	select {
-	case <-o.revoked:
+	case <-o.Revoked():
 		return false
 	default:
 	}
 	// The last look before the hand-over. It is on the session's clock, so that a
 	// process that was stopped past its deadline does not hand over what it holds.
-	if !o.alive() {
+	if !o.Alive() {
 		return false
 	}
-	switch err := d.c.handler(o.ctx, &rec); {
+	switch err := d.c.handler(o.Context(), &rec); {
 	case err == nil:
 		o.next.Store(r.Offset + 1)
 		return true
-	case !o.alive():
+	case !o.Alive():
 		// Whatever the handler says of it: the record is another owner's by now.
-		d.log.Info("handler ended after its partition was lost", "topic", o.partition.Topic, "partition", o.partition.Name(), "offset", r.Offset, "error", err)
+		d.log.Info("handler ended after its partition was lost", "topic", o.Partition.Topic, "partition", o.Partition.Name(), "offset", r.Offset, "error", err)
 		return false
 	default:
-		d.work.Go(func() {
-			d.post(func() {
-				d.leave(fmt.Errorf("handler failed on %s offset %d: %w", o.partition, r.Offset, err))
-			})
-		})
+		d.fail(fmt.Errorf("handler failed on %s offset %d: %w", o.Partition, r.Offset, err))
 		return false
 	}
 }
@@ -268,7 +248,7 @@ func newTable() *table {
 func (t *table) put(o *delivery) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.list[o.partition] = o
+	t.list[o.Partition] = o
 }
 
 func (t *table) get(p registry.Partition) *delivery {
@@ -277,11 +257,19 @@ func (t *table) get(p registry.Partition) *delivery {
 	return t.list[p]
 }
 
+// of returns the delivery of an ownership; nil if there is none any more.
+func (t *table) of(own *membership.Ownership) *delivery {
+	if o := t.get(own.Partition); o != nil && o.Ownership == own {
+		return o
+	}
+	return nil
+}
+
 func (t *table) remove(o *delivery) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.list[o.partition] == o {
-		delete(t.list, o.partition)
+	if t.list[o.Partition] == o {
+		delete(t.list, o.Partition)
 	}
 }
 

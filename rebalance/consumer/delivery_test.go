@@ -13,7 +13,6 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/muster-io/muster/offsets"
-	"github.com/muster-io/muster/rebalance"
 	"github.com/muster-io/muster/registry"
 )
 
@@ -49,17 +48,6 @@ func (o *delivery) ended() bool {
 		return true
 	default:
 		return false
-	}
-}
-
-// idle fails if something is posted to the loop.
-func (b *bench) idle() {
-	b.t.Helper()
-	synctest.Wait()
-	select {
-	case <-b.d.posts:
-		b.t.Error("something is posted")
-	default:
 	}
 }
 
@@ -172,14 +160,8 @@ func TestHandlerErrorCountsWhileOwned(t *testing.T) {
 				if !o.ended() || o.next.Load() != 0 {
 					t.Errorf("ended %v, next is %d", o.ended(), o.next.Load())
 				}
-				if past {
-					b.idle()
-					return
-				}
-				f := <-b.d.posts
-				f()
-				if b.d.err == nil || !b.d.leaving {
-					t.Errorf("leaving %v: %v", b.d.leaving, b.d.err)
+				if leaves := b.stops.Load() == 1; leaves == past || (b.d.failure != nil) == past {
+					t.Errorf("leaving %v: %v", leaves, b.d.failure)
 				}
 			})
 		})
@@ -201,9 +183,9 @@ func TestNothingIsHandedOverAfterWaitingForTheStream(t *testing.T) {
 				o.feed(0, 5)
 				synctest.Wait()
 				if how == "revoked" {
-					o.revoke()
+					b.revokes[o]()
 				} else {
-					o.lose()
+					b.ends[o]()
 				}
 				synctest.Wait()
 				if !o.ended() {
@@ -231,8 +213,8 @@ func TestRevokedWithARecordInHand(t *testing.T) {
 		o.begin <- startAt{from: 0}
 		o.feed(0, 5)
 		synctest.Wait()
-		o.revoke()
-		o.revoke() // harmless
+		b.revokes[o]()
+		b.revokes[o]() // harmless
 		synctest.Wait()
 		if o.ended() {
 			t.Error("the worker does not wait for the handler")
@@ -376,17 +358,17 @@ func TestFormerHandlerIsWaitedFor(t *testing.T) {
 		}
 		lost := again()
 		h.is(t, "[0@0]")
-		b.d.lose(rebalance.Lose{Partition: part(0), Token: lost.token, Reason: "test"})
+		b.lose(lost)
 
 		second := again()
 		h.is(t, "[0@0]")
-		second.revoke()
+		b.revokes[second]()
 		synctest.Wait()
 		if !second.ended() {
 			t.Error("the partition is not let go while a former handler is at work")
 		}
 		third := again()
-		b.d.lose(rebalance.Lose{Partition: part(0), Token: third.token, Reason: "test"})
+		b.lose(third)
 		synctest.Wait()
 		if !third.ended() || lost.ended() {
 			t.Errorf("ended: the first %v, the third %v", lost.ended(), third.ended())
@@ -401,29 +383,8 @@ func TestFormerHandlerIsWaitedFor(t *testing.T) {
 	})
 }
 
-// Lose names a token: that of a former ownership does nothing to the present one.
-func TestLoseNamesAToken(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, time.Hour, quiet, nil)
-		defer b.close()
-		o := b.own(0, 0)
-		b.d.lose(rebalance.Lose{Partition: part(0), Token: o.token - 1})
-		b.d.act(rebalance.Revoke{Partition: part(0), Token: o.token - 1})
-		synctest.Wait()
-		if !o.alive() || o.ended() || b.d.table.get(part(0)) != o {
-			t.Error("the present ownership is hit")
-		}
-		b.d.fetch.add(o, 0)
-		b.d.lose(rebalance.Lose{Partition: part(0), Token: o.token})
-		synctest.Wait()
-		if o.alive() || !o.ended() || b.d.table.get(part(0)) != nil || len(b.d.fetch.want) != 0 {
-			t.Error("the present ownership is not lost")
-		}
-	})
-}
-
-// Giving up waits for the worker and the last commit, and only then says Drained;
-// where the partition is lost meanwhile it says nothing.
+// Giving up waits for the worker and the last commit; where the partition is lost
+// meanwhile nothing is committed.
 func TestDrain(t *testing.T) {
 	for _, lost := range []bool{false, true} {
 		t.Run(fmt.Sprintf("lost %v", lost), func(t *testing.T) {
@@ -437,24 +398,37 @@ func TestDrain(t *testing.T) {
 				o.begin <- startAt{from: 0, committed: offsets.Position{Offset: 0}}
 				o.feed(0, 5)
 				synctest.Wait()
-				b.d.act(rebalance.Revoke{Partition: part(0), Token: o.token})
-				b.idle()
+				b.revokes[o]()
+				drained := make(chan bool, 1)
+				go func() { drained <- b.d.Drain(o.Ownership) }()
+				synctest.Wait()
+				if len(drained) != 0 {
+					t.Fatal("it is let go with a record in hand")
+				}
 				if lost {
-					b.d.lose(rebalance.Lose{Partition: part(0), Token: o.token})
+					b.lose(o)
 					close(finish)
-					b.idle()
+					if <-drained {
+						t.Error("a lost partition is given up in order")
+					}
+					synctest.Wait()
 					if got := b.committed(0); got != "none" {
 						t.Errorf("committed %s after the loss", got)
+					}
+					if b.d.Drain(o.Ownership) {
+						t.Error("what is over is drained")
 					}
 					return
 				}
 				close(finish)
-				f := <-b.d.posts
-				if got := b.committed(0); got != "1" || !o.alive() || b.d.table.get(part(0)) != o {
-					t.Errorf("committed %s, alive %v, before it is let go", got, o.alive())
+				if !<-drained {
+					t.Error("not given up in order")
 				}
-				f()
-				if o.alive() || b.d.table.get(part(0)) != nil || len(b.d.fetch.want) != 0 {
+				if got := b.committed(0); got != "1" || b.d.table.get(part(0)) != o || len(b.d.fetch.want) != 1 {
+					t.Errorf("committed %s before it is let go", got)
+				}
+				b.d.Revoked(o.Ownership)
+				if b.d.table.get(part(0)) != nil || len(b.d.fetch.want) != 0 {
 					t.Error("it is not let go")
 				}
 			})

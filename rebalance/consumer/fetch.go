@@ -121,7 +121,7 @@ type topicNumber struct {
 	number int32
 }
 
-func (o *delivery) number() topicNumber { return topicNumber{o.partition.Topic, o.partition.Number} }
+func (o *delivery) number() topicNumber { return topicNumber{o.Partition.Topic, o.Partition.Number} }
 
 // add begins to read for a delivery, or begins anew at another offset. It does
 // nothing for one that was lost or given up meanwhile: what was removed from the
@@ -129,7 +129,7 @@ func (o *delivery) number() topicNumber { return topicNumber{o.partition.Topic, 
 func (f *fetcher) add(o *delivery, offset int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.d.table.get(o.partition) != o {
+	if f.d.table.get(o.Partition) != o {
 		return
 	}
 	f.adds++
@@ -259,7 +259,7 @@ func (r *reading) reconcile() {
 	goOn := map[string][]int32{}
 	for _, o := range resume {
 		if r.active[o.number()].o == o && o.queue.resume(r.f.d.c.cfg.MaxBufferedBytes) {
-			goOn[o.partition.Topic] = append(goOn[o.partition.Topic], o.partition.Number)
+			goOn[o.Partition.Topic] = append(goOn[o.Partition.Topic], o.Partition.Number)
 		}
 	}
 	if len(goOn) > 0 {
@@ -306,7 +306,7 @@ func (r *reading) dispatch(ctx context.Context, p kgo.FetchTopicPartition) {
 		r.restart(tn, s)
 	case time.Since(r.failed[tn]) > failureLogPause:
 		r.failed[tn] = time.Now()
-		r.f.d.log.Warn("fetch failed", "topic", p.Topic, "partition", s.o.partition.Name(), "error", p.Err)
+		r.f.d.log.Warn("fetch failed", "topic", p.Topic, "partition", s.o.Partition.Name(), "error", p.Err)
 	}
 }
 
@@ -318,7 +318,7 @@ func (r *reading) push(o *delivery, records []*kgo.Record) {
 	// The worker's word to go on is heeded by this goroutine too, between two polls,
 	// and so never before the pause that it ends.
 	if o.queue.push(b, r.f.d.c.cfg.MaxBufferedBytes) {
-		r.client.PauseFetchPartitions(map[string][]int32{o.partition.Topic: {o.partition.Number}})
+		r.client.PauseFetchPartitions(map[string][]int32{o.Partition.Topic: {o.Partition.Number}})
 	}
 }
 

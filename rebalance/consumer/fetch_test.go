@@ -11,6 +11,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/muster-io/muster/rebalance"
+	"github.com/muster-io/muster/rebalance/membership"
 )
 
 // The fetch is paused once more than the limit is queued, and goes on when half of
@@ -69,10 +70,14 @@ func TestTable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, time.Hour, quiet, nil)
 		defer b.close()
-		a := rebalance.Deliver{Want: rebalance.Want{Partition: part(3)}, Token: 5}
-		old, present := newDelivery(b.s, a, nil, nil), newDelivery(b.s, a, nil, nil)
-		defer old.lose()
-		defer present.lose()
+		fresh := func() (*delivery, func()) {
+			own, _, end := membership.NewOwnership(b.s, rebalance.Want{Partition: part(3)}, 5, nil)
+			return newDelivery(own, nil, nil), end
+		}
+		old, endOld := fresh()
+		defer endOld()
+		present, end := fresh()
+		defer end()
 		tab := newTable()
 		if tab.get(part(3)) != nil || len(tab.all()) != 0 {
 			t.Error("not empty")
@@ -262,7 +267,7 @@ func TestDeletedTopicsAreForgotten(t *testing.T) {
 	f := b.d.fetch
 	r := newReading(f, client)
 	o := b.own(0, 0)
-	topic := o.partition.Topic
+	topic := o.Partition.Topic
 	step := func(incarnation, want int64) {
 		t.Helper()
 		f.topics(map[string]int64{topic: incarnation})

@@ -13,6 +13,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/muster-io/muster/offsets"
+	"github.com/muster-io/muster/rebalance/membership"
 	"github.com/muster-io/muster/registry"
 )
 
@@ -21,7 +22,7 @@ import (
 // more; or where the reset policy says, which is then committed at once. Errors
 // are tried again, never taken for "nothing committed".
 func (d *driver) start(list []*delivery) {
-	for pause := minJoinPause; len(list) > 0; pause = min(2*pause, maxJoinPause) {
+	for pause := minRetryPause; len(list) > 0; pause = min(2*pause, maxRetryPause) {
 		list = d.startOnce(list)
 		if len(list) > 0 && !sleep(d.ctx, pause) {
 			return
@@ -36,7 +37,7 @@ func (d *driver) startOnce(list []*delivery) (again []*delivery) {
 	for _, o := range list {
 		if o.waiting() {
 			waiting = append(waiting, o)
-			partitions = append(partitions, o.partition)
+			partitions = append(partitions, o.Partition)
 		}
 	}
 	ctx, cancel := context.WithTimeout(d.ctx, callLimit)
@@ -83,7 +84,7 @@ func (d *driver) startOld(list []*delivery, positions []offsets.Position) (again
 		first, last := o.bounds[timestampEarliest], o.bounds[timestampLatest]
 		if err := cmp.Or(first.err, last.err); err != nil {
 			if d.ctx.Err() == nil {
-				d.log.Warn("cannot compare the offset with the log, trying again", "topic", o.partition.Topic, "partition", o.partition.Name(), "error", err)
+				d.log.Warn("cannot compare the offset with the log, trying again", "topic", o.Partition.Topic, "partition", o.Partition.Name(), "error", err)
 			}
 			again = append(again, o)
 			continue
@@ -91,7 +92,7 @@ func (d *driver) startOld(list []*delivery, positions []offsets.Position) (again
 		at := startAt{committed: positions[i]}
 		var kept bool
 		if at.from, kept = startOffset(positions[i].Offset, first.offset, last.offset, d.c.cfg.Reset); !kept {
-			d.log.Warn("offset out of range, starting anew", "topic", o.partition.Topic, "partition", o.partition.Name(),
+			d.log.Warn("offset out of range, starting anew", "topic", o.Partition.Topic, "partition", o.Partition.Name(),
 				"was", at.committed.Offset, "log_start", first.offset, "log_end", last.offset, "reset", d.c.cfg.Reset, "offset", at.from)
 		}
 		o.begin <- at
@@ -143,12 +144,12 @@ func (d *driver) askBounds(list []*delivery) {
 // waiting tells whether the delivery still waits for its start.
 func (o *delivery) waiting() bool {
 	select {
-	case <-o.revoked:
+	case <-o.Revoked():
 		return false
 	case <-o.done:
 		return false
 	default:
-		return o.alive()
+		return o.Alive()
 	}
 }
 
@@ -167,7 +168,7 @@ func (d *driver) startFresh(list []*delivery) (again []*delivery) {
 	policies := make([]Reset, len(list))
 	timestamps := make([]int64, len(list))
 	for i, o := range list {
-		policies[i] = startPolicy(d.c.cfg.Reset, since, d.topicChanged(o.partition.Topic))
+		policies[i] = startPolicy(d.c.cfg.Reset, since, d.topicChanged(o.Partition.Topic))
 		timestamps[i] = timestampOf(policies[i])
 	}
 	resolved := d.listOffsets(d.ctx, list, timestamps)
@@ -176,13 +177,13 @@ func (d *driver) startFresh(list []*delivery) (again []*delivery) {
 	for i, o := range list {
 		if resolved[i].err != nil {
 			if d.ctx.Err() == nil {
-				d.log.Warn("cannot find where to start, trying again", "topic", o.partition.Topic, "partition", o.partition.Name(), "error", resolved[i].err)
+				d.log.Warn("cannot find where to start, trying again", "topic", o.Partition.Topic, "partition", o.Partition.Name(), "error", resolved[i].err)
 			}
 			again = append(again, o)
 			continue
 		}
 		ready = append(ready, o)
-		commits = append(commits, offsets.Commit{Partition: o.partition, Offset: resolved[i].offset, Token: o.token})
+		commits = append(commits, offsets.Commit{Partition: o.Partition, Offset: resolved[i].offset, Token: o.Token})
 	}
 	limited, cancel := context.WithTimeout(d.ctx, callLimit)
 	defer cancel()
@@ -195,9 +196,9 @@ func (d *driver) startFresh(list []*delivery) (again []*delivery) {
 		case i >= len(outcomes), !outcomes[i].Stored && !outcomes[i].Fenced:
 			again = append(again, o) // somebody wrote an offset meanwhile: read it
 		case outcomes[i].Fenced:
-			d.fenced(o)
+			o.Fenced()
 		default:
-			d.log.Info("no offset was committed", "topic", o.partition.Topic, "partition", o.partition.Name(), "offset", outcomes[i].Now.Offset)
+			d.log.Info("no offset was committed", "topic", o.Partition.Topic, "partition", o.Partition.Name(), "offset", outcomes[i].Now.Offset)
 			o.begin <- startAt{from: outcomes[i].Now.Offset, committed: outcomes[i].Now}
 		}
 	}
@@ -211,7 +212,7 @@ func (d *driver) groupSince(ctx context.Context) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	for _, kv := range d.view.Snapshot().Under(viewIDs) {
+	for kv := range d.view.Load().All(membership.ViewIDs) {
 		if since == 0 || kv.CreateRevision < since {
 			since = kv.CreateRevision
 		}
@@ -221,13 +222,8 @@ func (d *driver) groupSince(ctx context.Context) (int64, error) {
 
 // topicChanged is the revision at which the topic got its present partitions.
 func (d *driver) topicChanged(topic string) int64 {
-	key := d.c.cfg.Root.Topic(topic)
-	for _, kv := range d.view.Snapshot().Under(viewTopics) {
-		if kv.Key == key {
-			return kv.ModRevision
-		}
-	}
-	return 0
+	kv, _ := d.view.Load().Get(membership.ViewTopics, d.c.cfg.Root.Topic(topic))
+	return kv.ModRevision
 }
 
 // startPolicy: what came into a partition that is younger than the group was
@@ -271,13 +267,13 @@ func (d *driver) listOffsets(ctx context.Context, list []*delivery, timestamps [
 	byTopic := map[string]*kmsg.ListOffsetsRequestTopic{}
 	for i, o := range list {
 		index[o.number()] = i
-		t := byTopic[o.partition.Topic]
+		t := byTopic[o.Partition.Topic]
 		if t == nil {
-			t = &kmsg.ListOffsetsRequestTopic{Topic: o.partition.Topic}
-			byTopic[o.partition.Topic] = t
+			t = &kmsg.ListOffsetsRequestTopic{Topic: o.Partition.Topic}
+			byTopic[o.Partition.Topic] = t
 		}
 		p := kmsg.NewListOffsetsRequestTopicPartition()
-		p.Partition, p.Timestamp = o.partition.Number, timestamps[i]
+		p.Partition, p.Timestamp = o.Partition.Number, timestamps[i]
 		t.Partitions = append(t.Partitions, p)
 	}
 	req := kmsg.NewPtrListOffsetsRequest()
@@ -319,10 +315,10 @@ func timestampOf(r Reset) int64 {
 // restart begins again where the reset policy says, after the broker said that
 // the offset is not in its log.
 func (d *driver) restart(o *delivery) {
-	for pause := minJoinPause; o.waiting(); pause = min(2*pause, maxJoinPause) {
-		r := d.listOffsets(o.ctx, []*delivery{o}, []int64{timestampOf(d.c.cfg.Reset)})[0]
+	for pause := minRetryPause; o.waiting(); pause = min(2*pause, maxRetryPause) {
+		r := d.listOffsets(o.Context(), []*delivery{o}, []int64{timestampOf(d.c.cfg.Reset)})[0]
 		if r.err == nil {
-			d.log.Warn("offset out of range, starting anew", "topic", o.partition.Topic, "partition", o.partition.Name(),
+			d.log.Warn("offset out of range, starting anew", "topic", o.Partition.Topic, "partition", o.Partition.Name(),
 				"was", o.next.Load(), "reset", d.c.cfg.Reset, "offset", r.offset)
 			o.queue.push(queued{reset: true, offset: r.offset}, d.c.cfg.MaxBufferedBytes)
 			d.fetch.add(o, r.offset)

@@ -1,4 +1,4 @@
-package consumer
+package membership
 
 import (
 	"context"
@@ -9,32 +9,32 @@ import (
 
 // watch follows one owner key, of a partition that is owned or waited for. The
 // whole prefix is never watched: each member would hear of each claim of all.
-func (d *driver) watch(a rebalance.Watch) {
-	ctx, cancel := context.WithCancel(d.ctx)
-	d.watches[a.Partition] = cancel
-	key := d.c.group.Owner(a.Partition)
-	d.work.Go(func() {
+func (m *Membership) watch(a rebalance.Watch) {
+	ctx, cancel := context.WithCancel(m.ctx)
+	m.watches[a.Partition] = cancel
+	key := m.group.Owner(a.Partition)
+	m.tasks.Go(func() {
 		defer cancel()
 		after := a.After
 		for pause := minJoinPause; ; pause = min(2*pause, maxJoinPause) {
-			after = d.followOwner(ctx, a.Partition, key, after)
+			after = m.followOwner(ctx, a.Partition, key, after)
 			if !sleep(ctx, pause) {
 				return
 			}
 			// The watch ended, perhaps by a compaction: what the key is now says all
 			// that a member needs of what happened meanwhile.
 			limited, cancel := context.WithTimeout(ctx, callLimit)
-			kv, revision, err := registry.GetKey(limited, d.store, key)
+			kv, revision, err := registry.GetKey(limited, m.store, key)
 			cancel()
 			if err != nil {
-				d.log.Debug("cannot read owner key", "key", key, "error", err)
+				m.log.Debug("cannot read owner key", "key", key, "error", err)
 				continue
 			}
 			seen := rebalance.OwnerSeen{Partition: a.Partition, Revision: revision}
 			if kv != nil {
 				seen.Exists, seen.Token = true, kv.CreateRevision
 			}
-			d.ownerSeen(ctx, seen, kv)
+			m.ownerSeen(ctx, seen, kv)
 			after, pause = max(after, revision), minJoinPause
 		}
 	})
@@ -42,14 +42,14 @@ func (d *driver) watch(a rebalance.Watch) {
 
 // followOwner reports changes until the watch ends, and returns the revision up
 // to which they were reported.
-func (d *driver) followOwner(ctx context.Context, p registry.Partition, key string, after int64) int64 {
-	for r := range d.store.WatchKey(ctx, key, after+1) {
+func (m *Membership) followOwner(ctx context.Context, p registry.Partition, key string, after int64) int64 {
+	for r := range m.store.WatchKey(ctx, key, after+1) {
 		for _, e := range r.Events {
 			seen := rebalance.OwnerSeen{Partition: p, Revision: e.ModRevision, Exists: !e.Deleted}
 			if seen.Exists {
 				seen.Token = e.CreateRevision
 			}
-			d.ownerSeen(ctx, seen, &e.KV)
+			m.ownerSeen(ctx, seen, &e.KV)
 		}
 		if r.Err == nil {
 			after = max(after, r.Revision)
@@ -58,12 +58,12 @@ func (d *driver) followOwner(ctx context.Context, p registry.Partition, key stri
 	return after
 }
 
-func (d *driver) ownerSeen(ctx context.Context, seen rebalance.OwnerSeen, kv *registry.KV) {
-	d.post(func() {
-		if ctx.Err() != nil || d.session == nil {
+func (m *Membership) ownerSeen(ctx context.Context, seen rebalance.OwnerSeen, kv *registry.KV) {
+	m.post(func() {
+		if ctx.Err() != nil || m.session == nil {
 			return
 		}
-		seen.Mine = seen.Exists && kv.Lease == d.session.Lease()
-		d.step(seen)
+		seen.Mine = seen.Exists && kv.Lease == m.session.Lease()
+		m.step(seen)
 	})
 }
