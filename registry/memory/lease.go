@@ -18,8 +18,10 @@ func (s *Store) Grant(ctx context.Context, ttl time.Duration) (granted registry.
 	err = s.around(ctx, "grant", func() error {
 		s.lastLease++
 		id := s.lastLease
-		l := &lease{ttl: ttl, ends: time.Now().Add(ttl), keys: make(map[string]struct{})}
-		l.expiry = time.AfterFunc(ttl, func() { s.expire(id) })
+		l := &lease{ttl: ttl, ends: s.clock() + ttl, keys: make(map[string]struct{})}
+		if !s.manual {
+			l.expiry = time.AfterFunc(ttl, func() { s.expire(id) })
+		}
 		s.leases[id] = l
 		granted = registry.Lease{ID: id, TTL: ttl}
 		return nil
@@ -31,7 +33,7 @@ func (s *Store) Grant(ctx context.Context, ttl time.Duration) (granted registry.
 func (s *Store) expire(id registry.LeaseID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if l := s.leases[id]; l != nil && !time.Now().Before(l.ends) {
+	if l := s.leases[id]; l != nil && s.clock() >= l.ends {
 		s.drop(id)
 	}
 }
@@ -45,9 +47,33 @@ func (s *Store) Expire(id registry.LeaseID) {
 	}
 }
 
+// ExpireDue ends all leases whose time has come, in the order of their ends, and
+// returns when the next one is due; 0 if none lives.
+func (s *Store) ExpireDue() (next time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for {
+		var first registry.LeaseID
+		for id, l := range s.leases {
+			if o := s.leases[first]; o == nil || l.ends < o.ends || l.ends == o.ends && id < first {
+				first = id
+			}
+		}
+		switch l := s.leases[first]; {
+		case l == nil:
+			return 0
+		case l.ends > s.clock():
+			return l.ends
+		}
+		s.drop(first)
+	}
+}
+
 func (s *Store) drop(id registry.LeaseID) {
 	l := s.leases[id]
-	l.expiry.Stop()
+	if l.expiry != nil {
+		l.expiry.Stop()
+	}
 	var events []registry.Event
 	for _, key := range slices.Sorted(maps.Keys(l.keys)) {
 		events = append(events, s.remove(key, s.revision+1))
@@ -84,7 +110,7 @@ func (s *Store) Remaining(ctx context.Context, id registry.LeaseID) (left time.D
 		if l == nil {
 			return registry.ErrLeaseNotFound
 		}
-		left = time.Until(l.ends)
+		left = l.ends - s.clock()
 		return nil
 	})
 	return left, err
@@ -118,8 +144,10 @@ func (k *keepAliver) Send() error {
 	var ttl time.Duration
 	if l := k.s.leases[k.id]; l != nil {
 		ttl = l.ttl
-		l.ends = time.Now().Add(ttl)
-		l.expiry.Reset(ttl)
+		l.ends = k.s.clock() + ttl
+		if l.expiry != nil {
+			l.expiry.Reset(ttl)
+		}
 	}
 	k.s.mu.Unlock()
 	select {

@@ -18,7 +18,8 @@ import (
 
 // Store is a registry.Store. Use New.
 type Store struct {
-	began time.Time
+	clock  func() time.Duration // of Now, lease deadlines included
+	manual bool                 // no timers: leases end in ExpireDue
 
 	mu        sync.Mutex
 	hooks     Hooks
@@ -43,15 +44,29 @@ type Hooks struct {
 
 type lease struct {
 	ttl    time.Duration
-	ends   time.Time
-	expiry *time.Timer
+	ends   time.Duration
+	expiry *time.Timer // nil with a manual clock
 	keys   map[string]struct{}
 }
 
 // New returns an empty store at revision 1, as a new etcd has.
 func New() *Store {
+	began := time.Now()
+	return newStore(func() time.Duration { return time.Since(began) + time.Nanosecond })
+}
+
+// NewManual returns an empty store whose time is what the clock says, which starts
+// above 0. It starts no timer, so that a simulation in one goroutine can make time a
+// number: leases end when ExpireDue is called, and what changed is read with History.
+func NewManual(clock func() time.Duration) *Store {
+	s := newStore(clock)
+	s.manual = true
+	return s
+}
+
+func newStore(clock func() time.Duration) *Store {
 	return &Store{
-		began:     time.Now(),
+		clock:     clock,
 		revision:  1,
 		compacted: 0,
 		keys:      make(map[string]registry.KV),
@@ -89,7 +104,16 @@ func (s *Store) around(ctx context.Context, op string, do func() error) error {
 }
 
 // Now implements registry.Store.
-func (s *Store) Now() time.Duration { return time.Since(s.began) + time.Nanosecond }
+func (s *Store) Now() time.Duration { return s.clock() }
+
+// History returns the changes after a revision, in order, as far back as they were
+// not compacted. The list must not be changed.
+func (s *Store) History(after int64) []registry.Event {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i, _ := slices.BinarySearchFunc(s.history, after+1, func(e registry.Event, r int64) int { return sign(e.ModRevision - r) })
+	return s.history[i:]
+}
 
 // Revision is the newest revision.
 func (s *Store) Revision() int64 {
@@ -382,6 +406,12 @@ func (s *Store) remove(key string, revision int64) registry.Event {
 }
 
 func (s *Store) matching(op registry.Op) []string {
+	if !op.Prefix {
+		if _, there := s.keys[op.Key]; there {
+			return []string{op.Key}
+		}
+		return nil
+	}
 	var found []string
 	for key := range s.keys {
 		if op.Matches(key) {
@@ -455,10 +485,14 @@ func (s *Store) Range(ctx context.Context, r registry.RangeRequest) (res registr
 			keys = s.at(r.Revision)
 		}
 		op := registry.Op{Key: r.Key, Prefix: r.Prefix}
-		for _, name := range slices.Sorted(maps.Keys(keys)) {
-			if !op.Matches(name) || r.Prefix && name <= r.After {
-				continue
+		var names []string
+		for name := range keys {
+			if op.Matches(name) && (!r.Prefix || name > r.After) {
+				names = append(names, name)
 			}
+		}
+		slices.Sort(names)
+		for _, name := range names {
 			kv := keys[name]
 			if r.KeysOnly {
 				kv.Value, kv.Lease = nil, 0
