@@ -214,11 +214,12 @@ func (c *catalog) list() []api.Broker {
 	return list
 }
 
-// topic is the topic as clients are told of it. A partition without a state has
+// topic is the topic as clients are told of it; of one without a log they are not. A
+// partition without a state has
 // the one that it was created with.
 func (c *catalog) topic(name string) (api.Topic, bool) {
 	t := c.topics[name]
-	if t == nil || t.record == nil {
+	if t == nil || t.record == nil || t.record.NoLog {
 		return api.Topic{}, false
 	}
 	topic := api.Topic{Name: name, ID: t.record.ID(), Internal: registry.InternalTopic(name),
@@ -239,7 +240,7 @@ func (c *catalog) topic(name string) (api.Topic, bool) {
 // create-revision of the record that says so.
 func (c *catalog) count(name string, broker int32) (n int32, created int64) {
 	t := c.topics[name]
-	if t == nil || t.record == nil {
+	if t == nil || t.record == nil || t.record.NoLog {
 		return 0, 0
 	}
 	for _, replicas := range t.record.Partitions {

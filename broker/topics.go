@@ -343,6 +343,9 @@ func (t *topics) CreateTopic(ctx context.Context, name string) error {
 	}
 	_, err := registry.CreateTopic(ctx, t.d.store, t.d.cfg.Root,
 		registry.TopicSpec{Name: name, Partitions: t.d.cfg.NumPartitions, ReplicationFactor: 1}, brokers)
+	if errors.Is(err, registry.ErrTopicExists) && t.withoutLog(ctx, name) {
+		return fmt.Errorf("%w: the topic has no log", kerr.UnknownTopicOrPartition)
+	}
 	for sentinel, code := range map[error]error{
 		registry.ErrTopicExists: kerr.TopicAlreadyExists,
 		registry.ErrTopicName:   kerr.InvalidTopicException,
@@ -358,6 +361,16 @@ func (t *topics) CreateTopic(ctx context.Context, name string) error {
 		return fmt.Errorf("%w: %w", kerr.LeaderNotAvailable, err)
 	}
 	return nil
+}
+
+// withoutLog tells whether a topic that clients are not told of is there for owners.
+func (t *topics) withoutLog(ctx context.Context, name string) bool {
+	kv, _, err := registry.GetKey(ctx, t.d.store, t.d.cfg.Root.Topic(name))
+	if err != nil || kv == nil {
+		return false
+	}
+	_, rec, ok, err := t.d.cfg.Root.ParseTopic(*kv)
+	return ok && err == nil && rec.NoLog
 }
 
 // ProducerID implements api.Cluster.

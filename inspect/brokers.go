@@ -122,11 +122,11 @@ func readBrokers(ctx context.Context, st registry.Store, root registry.Root) (*m
 	return Tree{Root: root, Revision: revision, Keys: append(kvs, topics...)}.read(), nil
 }
 
-// eachPartition goes over the partitions of a topic by number. One without a state
+// eachPartition goes over the partitions of a topic by number, if they have a log. One without a state
 // is led by its first replica.
 func (m *model) eachPartition(topic string, f func(number, leader int32, replicas []int32)) {
 	t := m.topics[topic]
-	if t == nil || t.rec == nil {
+	if t == nil || t.rec == nil || t.rec.NoLog {
 		return
 	}
 	for _, n := range slices.Sorted(maps.Keys(t.rec.Partitions)) {

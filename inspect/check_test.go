@@ -49,6 +49,17 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
+// shards makes a topic without a log, owned by a member that subscribes to it.
+func (w *world) shards() {
+	w.t.Helper()
+	if _, err := registry.CreateTopic(w.t.Context(), w.st, root, registry.TopicSpec{Name: "shards", Partitions: 1, NoLog: true}, nil); err != nil {
+		w.t.Fatal(err)
+	}
+	lease := w.grant()
+	w.put("/consumers/run/ids/node-b:1", `{"version":1,"subscription":{"shards":1},"pattern":"static","timestamp":"1","strategy":["range"]}`, lease)
+	w.put("/consumers/run/owners/shards/0-0", "node-b:1-0", lease)
+}
+
 // grant makes a lease that somebody keeps alive.
 func (w *world) grant() registry.LeaseID {
 	w.t.Helper()
@@ -116,6 +127,11 @@ func faults() []fault {
 	gone := func(name string, plant func(w *world), want string) fault { return fault{name, plant, one(want), nil} }
 	return []fault{
 		{"nothing", func(*world) {}, nil, nil},
+		{"topic without a log", func(w *world) { w.shards() }, nil, nil},
+		gone("state of a topic without a log", func(w *world) {
+			w.shards()
+			w.put("/brokers/topics/shards/partitions/0/state", `{"controller_epoch":1,"leader":1,"version":1,"leader_epoch":0,"isr":[1]}`, 0)
+		}, "partition-state-surplus /brokers/topics/shards/partitions/0/state"),
 		{"owner without member", func(w *world) { w.put(owner0, "ghost-host-9", w.grant()) },
 			one("owner-without-member " + owner0), one("partition-unowned " + owner0)},
 		gone("owner of a live member without lease", func(w *world) { w.put(owner0, memberID+"-0", 0) }, "owner-without-lease "+owner0),

@@ -37,9 +37,11 @@ func (c *checker) checkTopic(name string, t *topicKeys) {
 	if t.rec == nil {
 		return // a finding already
 	}
+	// A topic without a log has no states: any is one too many.
 	for _, n := range slices.Sorted(maps.Keys(t.rec.Partitions)) {
 		s, ok := t.states[n]
 		switch {
+		case t.rec.NoLog:
 		case !ok:
 			c.stateMissing(name, t, n)
 		case s.rec != nil:
@@ -47,13 +49,20 @@ func (c *checker) checkTopic(name string, t *topicKeys) {
 		}
 	}
 	for n, s := range t.states {
-		if _, ok := t.rec.Partitions[n]; !ok {
-			f := c.suspect(CodeStateSurplus, s.kv, fmt.Sprintf("partition %d is not among the %d of the topic record", n, len(t.rec.Partitions)),
+		if _, ok := t.rec.Partitions[n]; !ok || t.rec.NoLog {
+			f := c.suspect(CodeStateSurplus, s.kv, surplus(n, t.rec),
 				span{t.record.Key, false})
 			f.Repair = deleteKey(s.kv, unchanged(*t.record))
 		}
 	}
 	c.checkCounts(name, t)
+}
+
+func surplus(n int32, rec *registry.TopicRecord) string {
+	if rec.NoLog {
+		return "the topic has no log, and so no states"
+	}
+	return fmt.Sprintf("partition %d is not among the %d of the topic record", n, len(rec.Partitions))
 }
 
 func (c *checker) stateMissing(name string, t *topicKeys, n int32) {
@@ -90,6 +99,9 @@ func (c *checker) checkState(t *topicKeys, s stateKey, replicas []int32) {
 func (c *checker) checkCounts(name string, t *topicKeys) {
 	want := map[int32]int{}
 	for _, replicas := range t.rec.Partitions {
+		if t.rec.NoLog {
+			break
+		}
 		for _, id := range replicas {
 			want[id]++
 		}

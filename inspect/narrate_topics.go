@@ -20,7 +20,11 @@ func (t *teller) topic() {
 	case err != nil:
 		t.say("topic-unreadable", "%shas a record that cannot be read", name)
 	case t.created:
-		t.say("topic-created", "%screated with %d partitions", name, len(now.Partitions))
+		without := ""
+		if now.NoLog {
+			without = ", without a log"
+		}
+		t.say("topic-created", "%screated with %d partitions%s", name, len(now.Partitions), without)
 	case t.e.Previous == nil || errWas != nil:
 		t.say("topic-changed", "%shas now %d partitions", name, len(now.Partitions))
 	case added > 0:

@@ -29,6 +29,9 @@ type TopicSpec struct {
 	Partitions        int32
 	ReplicationFactor int32
 	Config            map[string]string
+	// NoLog makes partitions that are only owned. They need no broker, and have
+	// neither replicas nor settings: the two fields above are not looked at.
+	NoLog bool
 }
 
 // InternalTopic tells whether Kafka keeps its own state in the topic. Clients are
@@ -57,7 +60,8 @@ func LiveBrokers(ctx context.Context, st Store, root Root) (map[int32]BrokerReco
 	return brokers, bad, nil
 }
 
-// CreateTopic creates a topic on the given live brokers. Its record is written by
+// CreateTopic creates a topic on the given live brokers, or on none if it has no
+// log. Its record is written by
 // one transaction if there is none; so are its settings and the states of its
 // first partitions. The states of more partitions than fit follow, as long as the
 // topic is there; until then their leaders are the first replicas.
@@ -69,10 +73,9 @@ func CreateTopic(ctx context.Context, st Store, root Root, spec TopicSpec, broke
 	if err := checkSpec(spec, brokers); err != nil {
 		return TopicRecord{}, fmt.Errorf("create topic %s: %w", clip([]byte(spec.Name)), err)
 	}
-	rec := TopicRecord{Version: 1, Partitions: Place(spec.Name, spec.Partitions, brokers),
-		Home: make(map[int32]int32, spec.Partitions), TopicID: uuid.NewString()}
-	for p, replicas := range rec.Partitions {
-		rec.Home[p] = replicas[0]
+	rec := TopicRecord{Version: 1, TopicID: uuid.NewString(), NoLog: spec.NoLog}
+	if err := rec.extend(spec.Name, spec.Partitions, brokers); err != nil {
+		return TopicRecord{}, fmt.Errorf("create topic %s: %w", spec.Name, err)
 	}
 	if err := createTopic(ctx, st, root, spec, rec); err != nil {
 		return TopicRecord{}, fmt.Errorf("create topic %s: %w", spec.Name, err)
@@ -87,6 +90,8 @@ func checkSpec(spec TopicSpec, brokers []int32) error {
 	switch {
 	case spec.Partitions < 1 || spec.Partitions > MaxPartitions:
 		return fmt.Errorf("%w, not %d", ErrPartitions, spec.Partitions)
+	case spec.NoLog:
+		return nil
 	case spec.ReplicationFactor != 1:
 		return fmt.Errorf("%w: %d", ErrReplicationFactor, spec.ReplicationFactor)
 	case len(brokers) == 0:
@@ -101,7 +106,7 @@ func createTopic(ctx context.Context, st Store, root Root, spec TopicSpec, rec T
 		return err
 	}
 	settings := spec.Config
-	if settings == nil {
+	if settings == nil || spec.NoLog {
 		settings = map[string]string{}
 	}
 	config, err := Encode(TopicConfig{Version: 1, Config: settings})
@@ -250,7 +255,7 @@ func listKeys(ctx context.Context, st Store, prefix string) ([]string, int64, er
 func stateOps(root Root, topic string, rec TopicRecord, from int32) ([]Op, error) {
 	var ops []Op
 	for _, p := range rec.List(topic) {
-		if p.Number < from {
+		if p.Number < from || rec.NoLog {
 			continue
 		}
 		state, err := Encode(InitialState(rec.Partitions[p.Number]))

@@ -17,7 +17,7 @@ var (
 )
 
 // AddPartitions makes a topic have total partitions, the new ones placed on the
-// given live brokers by PlaceMore. Those that are there keep their replicas and
+// given live brokers by PlaceMore, or nowhere if the topic has no log. Those that are there keep their replicas and
 // homes. The record is changed by compare-and-swap; states that do not fit the
 // same transaction follow it, as with CreateTopic.
 func AddPartitions(ctx context.Context, st Store, root Root, topic string, total int32, liveBrokers []int32) (TopicRecord, error) {
@@ -27,16 +27,13 @@ func AddPartitions(ctx context.Context, st Store, root Root, topic string, total
 	if total < 1 || total > MaxPartitions {
 		return fail(fmt.Errorf("%w, not %d", ErrPartitions, total))
 	}
-	if len(liveBrokers) == 0 {
-		return fail(ErrNoBroker)
-	}
 	for {
 		kv, rec, err := readTopic(ctx, st, root, topic)
 		if err != nil {
 			return fail(err)
 		}
-		from, err := withPartitions(&rec, topic, total, liveBrokers)
-		if err != nil {
+		from := int32(len(rec.Partitions))
+		if err := rec.extend(topic, total, liveBrokers); err != nil {
 			return fail(err)
 		}
 		states, err := stateOps(root, topic, rec, from)
@@ -58,26 +55,36 @@ func AddPartitions(ctx context.Context, st Store, root Root, topic string, total
 	}
 }
 
-// withPartitions adds partitions to a record. It returns the number of the first.
-func withPartitions(rec *TopicRecord, topic string, total int32, brokers []int32) (from int32, err error) {
-	from = int32(len(rec.Partitions))
-	if total <= from {
-		return 0, fmt.Errorf("%w: it has %d, and %d were asked for", ErrFewerPartitions, from, total)
+// extend adds partitions until there are total. They are copied first: others may
+// hold the maps.
+func (t *TopicRecord) extend(topic string, total int32, brokers []int32) error {
+	from := int32(len(t.Partitions))
+	switch {
+	case total <= from:
+		return fmt.Errorf("%w: it has %d, and %d were asked for", ErrFewerPartitions, from, total)
+	case len(brokers) == 0 && !t.NoLog:
+		return ErrNoBroker
 	}
-	list := rec.List(topic)
 	home := make(map[int32]int32, total)
-	for i, p := range list {
+	for i, p := range t.List(topic) {
 		if p.Number != int32(i) {
-			return 0, fmt.Errorf("%w: there is no partition %d among its %d", ErrRecord, i, from)
+			return fmt.Errorf("%w: there is no partition %d among its %d", ErrRecord, i, from)
 		}
 		home[p.Number] = p.Home
 	}
-	placed := maps.Clone(rec.Partitions)
-	for p, replicas := range PlaceMore(topic, rec.Partitions, total, brokers) {
-		placed[p], home[p] = replicas, replicas[0]
+	placed := make(map[int32][]int32, total)
+	maps.Copy(placed, t.Partitions)
+	if t.NoLog {
+		for p := from; p < total; p++ {
+			placed[p], home[p] = []int32{}, 0
+		}
+	} else {
+		for p, replicas := range PlaceMore(topic, t.Partitions, total, brokers) {
+			placed[p], home[p] = replicas, replicas[0]
+		}
 	}
-	rec.Partitions, rec.Home = placed, home
-	return from, nil
+	t.Partitions, t.Home = placed, home
+	return nil
 }
 
 // readTopic reads the record of a topic, which must be there.
@@ -150,6 +157,9 @@ func AlterTopicConfig(ctx context.Context, st Store, root Root, topic string, se
 		}
 		if len(res.Items[0].KVs) == 0 {
 			return fail(ErrNoTopic)
+		}
+		if _, topicRec, _, err := root.ParseTopic(res.Items[0].KVs[0]); err == nil && topicRec.NoLog {
+			return fail(fmt.Errorf("%w: the topic has no log for settings to be about", ErrTopicConfig))
 		}
 		before := KV{Key: key}
 		rec := TopicConfig{Config: map[string]string{}}

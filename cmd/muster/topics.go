@@ -25,6 +25,7 @@ func topicsCommand() *cli.Command {
 					&cli.IntFlag{Name: "partitions", Value: 1, Usage: "number of partitions"},
 					&cli.IntFlag{Name: "replication-factor", Value: 1, Usage: "replicas of each partition; more than 1 is refused so far"},
 					&cli.StringSliceFlag{Name: "config", Usage: "`NAME=VALUE`, a setting of the topic; may be repeated"},
+					&cli.BoolFlag{Name: "no-log", Usage: "partitions that are only owned: no records, no daemon needed"},
 				),
 				Action: createTopic,
 			},
@@ -63,32 +64,45 @@ func createTopic(c *cli.Context) error {
 	if c.Int("replication-factor") != 1 {
 		return wrongUse("--replication-factor %d: %w", c.Int("replication-factor"), registry.ErrReplicationFactor)
 	}
+	noLog := c.Bool("no-log")
+	if noLog && len(config) > 0 {
+		return wrongUse("--no-log and --config: settings are about logs")
+	}
 	return withTool(c, func(ctx context.Context, cl *client) error {
 		brokers, bad, err := registry.LiveBrokers(ctx, cl.store, cl.root)
 		if err != nil {
 			return err
 		}
 		cl.warn(bad)
-		spec := registry.TopicSpec{Name: name, Partitions: int32(c.Int("partitions")), ReplicationFactor: 1, Config: config}
+		spec := registry.TopicSpec{Name: name, Partitions: int32(c.Int("partitions")), ReplicationFactor: 1, Config: config, NoLog: noLog}
 		rec, err := registry.CreateTopic(ctx, cl.store, cl.root, spec, slices.Collect(maps.Keys(brokers)))
 		if errors.Is(err, registry.ErrNoBroker) {
-			return fmt.Errorf("%w: start one with: muster server", err)
+			return fmt.Errorf("%w: start one with: muster server; or make a topic whose partitions are only owned: --no-log", err)
 		}
 		if err != nil {
 			return err
 		}
 		cl.unhonoured(config)
-		facts := map[string]any{"topic": name, "topic_id": rec.TopicID, "partitions": len(rec.Partitions)}
+		facts := map[string]any{"topic": name, "topic_id": rec.TopicID, "partitions": len(rec.Partitions), "no_log": noLog}
 		return show(c, facts, func(w io.Writer) {
-			fmt.Fprintf(w, "created topic %s with %d partitions\n", name, len(rec.Partitions))
+			fmt.Fprintf(w, "created topic %s with %d partitions%s\n", name, len(rec.Partitions), without(noLog))
 		})
 	})
+}
+
+// without says what a topic lacks.
+func without(noLog bool) string {
+	if noLog {
+		return ", no log"
+	}
+	return ""
 }
 
 type topicSummary struct {
 	Topic      string `json:"topic"`
 	Partitions int    `json:"partitions"`
 	TopicID    string `json:"topic_id"`
+	NoLog      bool   `json:"no_log"`
 }
 
 func listTopics(c *cli.Context) error {
@@ -106,13 +120,17 @@ func listTopics(c *cli.Context) error {
 			if err != nil {
 				cl.warn([]error{err})
 			} else if ok {
-				list = append(list, topicSummary{name, len(rec.Partitions), rec.TopicID})
+				list = append(list, topicSummary{name, len(rec.Partitions), rec.TopicID, rec.NoLog})
 			}
 		}
 		return show(c, list, func(w io.Writer) {
-			row(w, "TOPIC", "PARTITIONS", "ID")
+			row(w, "TOPIC", "PARTITIONS", "ID", "LOG")
 			for _, t := range list {
-				row(w, t.Topic, t.Partitions, t.TopicID)
+				log := "yes"
+				if t.NoLog {
+					log = "no"
+				}
+				row(w, t.Topic, t.Partitions, t.TopicID, log)
 			}
 		})
 	})
@@ -121,8 +139,8 @@ func listTopics(c *cli.Context) error {
 type partitionRow struct {
 	Partition   int32   `json:"partition"`
 	Broker      int32   `json:"broker"` // home
-	Leader      int32   `json:"leader"`
-	LeaderEpoch int32   `json:"leader_epoch"`
+	Leader      *int32  `json:"leader"` // null without a log
+	LeaderEpoch *int32  `json:"leader_epoch"`
 	Replicas    []int32 `json:"replicas"`
 	ISR         []int32 `json:"isr"`
 	Offline     []int32 `json:"offline"` // replicas on brokers that are not registered
@@ -131,6 +149,7 @@ type partitionRow struct {
 type topicDescription struct {
 	Topic       string            `json:"topic"`
 	TopicID     string            `json:"topic_id"`
+	NoLog       bool              `json:"no_log"`
 	Config      map[string]string `json:"config"`
 	NotHonoured []string          `json:"not_honoured"` // names in config on which no daemon acts yet
 	Partitions  []partitionRow    `json:"partitions"`
@@ -148,7 +167,7 @@ func describeTopic(c *cli.Context) error {
 			return err
 		}
 		return show(c, d, func(w io.Writer) {
-			fmt.Fprintf(w, "topic %s, id %s, %d partitions\n", d.Topic, d.TopicID, len(d.Partitions))
+			fmt.Fprintf(w, "topic %s, id %s, %d partitions%s\n", d.Topic, d.TopicID, len(d.Partitions), without(d.NoLog))
 			for _, k := range slices.Sorted(maps.Keys(d.Config)) {
 				note := ""
 				if slices.Contains(d.NotHonoured, k) {
@@ -161,7 +180,7 @@ func describeTopic(c *cli.Context) error {
 			}
 			row(w, "PARTITION", "BROKER", "LEADER", "EPOCH", "REPLICAS", "ISR", "OFFLINE")
 			for _, p := range d.Partitions {
-				row(w, p.Partition, p.Broker, p.Leader, p.LeaderEpoch, ints(p.Replicas), ints(p.ISR), ints(p.Offline))
+				row(w, p.Partition, p.Broker, or(p.Leader, "-"), or(p.LeaderEpoch, "-"), ints(p.Replicas), ints(p.ISR), ints(p.Offline))
 			}
 		})
 	})
@@ -182,7 +201,7 @@ func readTopic(ctx context.Context, cl *client, name string) (*topicDescription,
 		topic, rec, ok, err := cl.root.ParseTopic(kv)
 		if ok && topic == name {
 			record = rec
-			d = &topicDescription{Topic: name, TopicID: rec.TopicID, Config: map[string]string{}, NotHonoured: []string{},
+			d = &topicDescription{Topic: name, TopicID: rec.TopicID, NoLog: rec.NoLog, Config: map[string]string{}, NotHonoured: []string{},
 				Partitions: []partitionRow{}, BrokersDown: []int32{}}
 		}
 		owner, number, state, isState, errState := cl.root.ParsePartitionState(kv)
@@ -202,6 +221,10 @@ func readTopic(ctx context.Context, cl *client, name string) (*topicDescription,
 	}
 	cl.warn(bad)
 	for _, p := range record.List(name) {
+		if record.NoLog {
+			d.Partitions = append(d.Partitions, partitionRow{Partition: p.Number, Broker: p.Home, Replicas: []int32{}, ISR: []int32{}, Offline: []int32{}})
+			continue
+		}
 		state, ok := states[p.Number]
 		if !ok {
 			state = registry.InitialState(record.Partitions[p.Number])
@@ -213,7 +236,7 @@ func readTopic(ctx context.Context, cl *client, name string) (*topicDescription,
 			}
 		}
 		d.BrokersDown = append(d.BrokersDown, offline...)
-		d.Partitions = append(d.Partitions, partitionRow{p.Number, p.Home, state.Leader, state.LeaderEpoch, record.Partitions[p.Number], state.ISR, offline})
+		d.Partitions = append(d.Partitions, partitionRow{p.Number, p.Home, &state.Leader, &state.LeaderEpoch, record.Partitions[p.Number], state.ISR, offline})
 	}
 	slices.Sort(d.BrokersDown)
 	d.BrokersDown = slices.Compact(d.BrokersDown)
