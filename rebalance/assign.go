@@ -22,6 +22,9 @@ type MemberInfo struct {
 	ID           string           // consumer id
 	Subscription map[string]int32 // topic -> number of streams
 	Strategies   []string         // in order of preference; empty is range-numeric
+	// Filter is the filter and number of streams of a registration with a list pattern,
+	// as text, of which Subscription is the expansion; empty for a static one.
+	Filter string
 }
 
 // Thread returns the id of the member's n-th stream.
