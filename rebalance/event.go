@@ -1,8 +1,6 @@
 package rebalance
 
 import (
-	"time"
-
 	"github.com/muster-io/muster/registry"
 )
 
@@ -28,8 +26,10 @@ type Snapshot struct {
 	// Registered is the revision at which this member's registration was last
 	// written, 0 if it is not there.
 	Registered int64
-	// Target is the group's target record; nil if there is none.
+	// Target is the group's target record; nil if there is none, or none that can be read.
 	Target *Target
+	// TargetRecord is the mod-revision of the record, readable or not; 0 if there is none.
+	TargetRecord int64
 }
 
 // ClaimAnswered: the Claim action of that number was carried out. Outcomes has
@@ -45,8 +45,9 @@ type ClaimAnswered struct {
 // ClaimOutcome is what became of one claim.
 type ClaimOutcome struct {
 	Mine   bool
-	Token  int64 // create-revision of the owner key, whoever holds it
-	Stream int32 // with Mine: the stream that the key names; -1 if it is none of the member's
+	Token  int64  // create-revision of the owner key, whoever holds it
+	Stream int32  // with Mine: the stream that the key names; -1 if it is none of the member's
+	Holder string // without Mine: the thread that has it, for people
 	// Revision at which it holds, where the claims took more than one transaction. A
 	// key that was held in the first may be free before the last. 0 is that of the answer.
 	Revision int64
@@ -82,6 +83,7 @@ type OwnerSeen struct {
 	Exists    bool
 	Mine      bool // it stands under this member's lease
 	Token     int64
+	Owner     string // the thread that the key names, for people
 }
 
 // Fenced: a commit was refused because the owner key is not the one of Token.
@@ -131,6 +133,7 @@ type Claim struct {
 type Propose struct {
 	Number       uint64
 	Target       *Target
+	Value        []byte // the target, encoded
 	Replace      int64
 	Registration registry.Registration
 	Snapshot     int64
@@ -219,10 +222,3 @@ func (Unwatch) action()    {}
 func (Reregister) action() {}
 func (Rebalanced) action() {}
 func (Left) action()       {}
-
-// Claims and releases whose outcome is unknown are repeated after a pause that
-// doubles between these bounds.
-const (
-	minRetryPause = 50 * time.Millisecond
-	maxRetryPause = 2 * time.Second
-)

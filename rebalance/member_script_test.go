@@ -31,7 +31,8 @@ var rewrite = flag.Bool("rewrite", false, "write what the scripts give into them
 //	> seen 0 at 21 mine 18           or held 18, or deleted: news of an owner key
 //	> released 2 at 30               the release of that number; or: release 2 failed
 //	> drained 0 18, fenced 0 18, leaving, lost, tick
-//	> at 1s                          the clock
+//	> at 1s                          the clock, which else stands still but for a
+//	                                 second before each snapshot after the first
 func TestMemberScripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/member/*.txt")
 	if err != nil || len(files) == 0 {
@@ -63,6 +64,7 @@ func playScript(t *testing.T, text string) string {
 	var out strings.Builder
 	m := rebalance.NewMember("c")
 	var now, wake time.Duration
+	first := true
 	for line := range strings.Lines(text) {
 		line = strings.TrimSuffix(line, "\n")
 		input, isInput := strings.CutPrefix(line, "> ")
@@ -82,6 +84,12 @@ func playScript(t *testing.T, text string) string {
 			continue
 		}
 		e := parseEvent(t, input)
+		if _, ok := e.(rebalance.Snapshot); ok {
+			if !first {
+				now += time.Second
+			}
+			first = false
+		}
 		actions := m.Step(now, e)
 		for _, a := range actions {
 			fmt.Fprintln(&out, spell(a))
@@ -225,6 +233,14 @@ func parseAnswer(w *words) rebalance.Event {
 	return e
 }
 
+// because spells a reason.
+func because(reason string) string {
+	if reason == "" {
+		return ""
+	}
+	return " (" + reason + ")"
+}
+
 func spell(a rebalance.Action) string {
 	switch a := a.(type) {
 	case rebalance.Claim:
@@ -232,13 +248,13 @@ func spell(a rebalance.Action) string {
 		for _, w := range a.Wants {
 			text += fmt.Sprintf(" %d for stream %d,", w.Partition.Number, w.Stream)
 		}
-		return strings.TrimSuffix(text, ",")
+		return strings.TrimSuffix(text, ",") + because(a.Reason)
 	case rebalance.Release:
 		text := fmt.Sprintf("release %d:", a.Number)
 		for _, h := range a.Held {
 			text += fmt.Sprintf(" %d under %d,", h.Partition.Number, h.Token)
 		}
-		return strings.TrimSuffix(text, ",")
+		return strings.TrimSuffix(text, ",") + because(a.Reason)
 	case rebalance.Deliver:
 		return fmt.Sprintf("deliver %d to stream %d under %d", a.Partition.Number, a.Stream, a.Token)
 	case rebalance.Revoke:
@@ -252,7 +268,7 @@ func spell(a rebalance.Action) string {
 	case rebalance.Reregister:
 		return "register again"
 	case rebalance.Rebalanced:
-		return fmt.Sprintf("share at %d: %d partitions, %d members, %s", a.Revision, a.Share, a.Members, a.Strategy)
+		return fmt.Sprintf("share at %d: %d partitions, %d members, %s", a.Revision, a.Share, a.Members, a.Strategy) + because(a.Reason)
 	case rebalance.Left:
 		return "left"
 	}
@@ -262,6 +278,7 @@ func spell(a rebalance.Action) string {
 // Owned and Settled, for a member in each state of a partition.
 func TestOwnedAndSettled(t *testing.T) {
 	m := rebalance.NewMember("c")
+	var now time.Duration
 	for _, step := range []struct {
 		event   string
 		owned   string
@@ -280,7 +297,8 @@ func TestOwnedAndSettled(t *testing.T) {
 		{"fenced 0 43", "[]", false},
 		{"lost", "[]", false},
 	} {
-		m.Step(0, parseEvent(t, step.event))
+		now += time.Second
+		m.Step(now, parseEvent(t, step.event))
 		if got := fmt.Sprint(m.Owned()); got != step.owned || m.Settled() != step.settled {
 			t.Errorf("after %q: owned %s, settled %v; %s", step.event, got, m.Settled(), m)
 		}

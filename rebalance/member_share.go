@@ -1,0 +1,229 @@
+package rebalance
+
+import (
+	"slices"
+	"time"
+
+	"github.com/muster-io/muster/registry"
+)
+
+// A change is acted on at once. When others follow fast, as when many members
+// join, the snapshots between are passed over: what is claimed by them is stale
+// before it arrives. The share is then computed at most once in a pause, which
+// doubles as long as changes come; a calm of several pauses forgets it.
+const (
+	minStormPause = 5 * time.Millisecond
+	stormCalm     = 4 // pauses
+)
+
+// longestPause bounds such a pause, and the one after claims that were stale. What
+// they save grows with the members that would claim in vain: among a few, nothing
+// is worth a delay.
+func longestPause(members int) time.Duration {
+	const each, most = 500 * time.Microsecond, 200 * time.Millisecond
+	if longest := time.Duration(members) * each; longest >= minStormPause {
+		return min(longest, most)
+	}
+	return 0
+}
+
+// storm limits how often the share is computed.
+type storm struct {
+	pause     time.Duration
+	longest   time.Duration // that the pause may become
+	changedAt time.Duration // the last change
+	dividedAt time.Duration // when the share was last computed
+	divideAt  time.Duration // when it is to be; 0 is never
+}
+
+// change notes a change of a group of so many members, and tells whether it is to
+// be acted on at once.
+func (s *storm) change(now time.Duration, members int) bool {
+	s.longest = longestPause(members)
+	if now-s.changedAt >= stormCalm*max(s.pause, minStormPause) {
+		s.pause = 0
+	}
+	s.changedAt = now
+	if s.divideAt != 0 {
+		return false
+	}
+	if at := s.dividedAt + s.pause; s.pause != 0 && now < at {
+		s.divideAt = at
+		return false
+	}
+	s.dividedAt, s.pause = now, min(max(s.pause/2, minStormPause), s.longest)
+	return true
+}
+
+// over tells whether the time has come for what was put off.
+func (s *storm) over(now time.Duration) bool {
+	if s.divideAt == 0 || now < s.divideAt {
+		return false
+	}
+	s.divideAt, s.dividedAt = 0, now
+	s.pause = min(2*s.pause, s.longest)
+	return true
+}
+
+// take looks at a new snapshot: nothing is computed anew unless it differs in
+// substance.
+func (m *Member) take(now time.Duration, s Snapshot) []Action {
+	if m.snapshot != nil && s.Revision < m.snapshot.Revision {
+		return nil
+	}
+	if m.adopted != nil && s.Revision < m.adopted.Record {
+		s.Target, s.TargetRecord = m.adopted, m.adopted.Record // it has not seen our own record yet
+	}
+	before := m.snapshot
+	m.snapshot = &s
+	// A stale claim waits for this: it need not sit out its pause.
+	m.retryAt = 0
+	if before == nil {
+		return m.divide(now)
+	}
+	target, rest := before.differs(&s)
+	if !target && !rest && m.considered == before {
+		m.considered = m.snapshot
+		m.expectTarget(now) // one that was stale may be proposed from this
+		return nil
+	}
+	out := m.outlive()
+	switch {
+	case !rest && m.storm.divideAt != 0:
+		return out // what was put off is still to come
+	case !rest || m.registration == nil || m.storm.change(now, len(s.Members)):
+		return append(out, m.divide(now)...)
+	}
+	return out
+}
+
+// outlive drops what is held of topics that were deleted and created again: the
+// position reached in the former one means nothing in the new one, so that the
+// owner key is given up without a commit, and claimed anew if due.
+func (m *Member) outlive() []Action {
+	var old []registry.Partition
+	for p, pt := range m.parts {
+		if (pt.state == owned || pt.state == draining) && m.outlived(p, pt.token) {
+			old = append(old, p)
+		}
+	}
+	slices.SortFunc(old, registry.ComparePartitions)
+	var out []Action
+	for _, p := range old {
+		pt := m.parts[p]
+		pt.state, pt.why = releasing, "topic "+name(p.Topic)+" was deleted and created again"
+		m.touch(p)
+		out = append(out, Lose{p, pt.token, "topic was deleted and created again"})
+	}
+	return out
+}
+
+// outlived tells whether an owner key is older than the topic it names.
+func (m *Member) outlived(p registry.Partition, token int64) bool {
+	return token < m.snapshot.Incarnations[p.Topic] && !m.off.Outlived
+}
+
+// divide is the rebalancing algorithm, up to what this member is due. The
+// documented steps 1 to 7 (for each topic that I subscribe to: its partitions, its
+// consumers, both sorted; my place among them, the number N for each, my slice)
+// are those of Assign, by a strategy that all agree on; here they are done for one
+// snapshot, in which partitions and consumers are of one moment.
+func (m *Member) divide(now time.Duration) []Action {
+	if m.leaving || m.registration == nil {
+		return nil
+	}
+	s := m.snapshot
+	if s.Registered != m.registration.Revision && !m.off.Registration {
+		// Older than the registration: a newer snapshot is on its way. Newer: somebody
+		// deleted the registration. What is held stays, for it stands under a lease that
+		// lives; nothing is claimed until the registration is back.
+		if s.Revision > m.registration.Revision && !m.asked {
+			m.asked = true
+			return []Action{Reregister{}}
+		}
+		return nil
+	}
+	m.considered = s
+	if !slices.ContainsFunc(s.Members, func(x MemberInfo) bool { return x.ID == m.id }) {
+		// The registration stands but cannot be read: nobody counts on us.
+		m.frozen, m.outdated, m.proposeAt = false, false, 0
+		out := m.refuse("")
+		m.setShare(nil, "registration cannot be read")
+		m.shared = s
+		return out
+	}
+	m.outdated = Agree(s.Members) == StrategySticky && !s.Target.Current(*s)
+	if m.frozen = m.outdated; m.outdated {
+		// What is held goes on as the former target has it, until there is a new one.
+		m.expectTarget(now)
+		return nil // perhaps it cannot be written
+	}
+	m.proposeAt = 0
+	assignment, err := Assign(*s)
+	if err != nil {
+		m.frozen = true
+		return m.refuse(err.Error())
+	}
+	out := m.refuse("")
+	reason := "joined"
+	if m.shared != nil {
+		reason = Cause(*m.shared, *s)
+	}
+	m.setShare(assignment.Of(m.id), reason)
+	m.shared = s
+	return append(out, Rebalanced{Revision: s.Revision, Strategy: assignment.Strategy,
+		Members: len(s.Members), Share: len(m.share), Reason: reason})
+}
+
+// refuse notes why the group cannot be divided, or with an empty reason that it can.
+func (m *Member) refuse(reason string) []Action {
+	if reason == m.refused {
+		return nil
+	}
+	m.refused = reason
+	return []Action{Refused{Reason: reason}}
+}
+
+// setShare notes what is due from now on, and why what is different is so.
+func (m *Member) setShare(share map[registry.Partition]int32, why string) {
+	for p := range m.share {
+		if _, still := share[p]; !still {
+			m.changed(p, why)
+		}
+	}
+	for p, stream := range share {
+		if before, was := m.share[p]; !was || before != stream || m.parts[p] == nil {
+			if m.parts[p] == nil {
+				m.parts[p] = &part{}
+			}
+			m.changed(p, why)
+		}
+	}
+	m.share = share
+}
+
+func (m *Member) changed(p registry.Partition, why string) {
+	if pt := m.parts[p]; pt != nil {
+		pt.why = why
+	}
+	m.touch(p)
+}
+
+// leave has everything given up.
+func (m *Member) leave() {
+	m.leaving = true
+	m.storm.divideAt, m.proposeAt, m.frozen = 0, 0, false
+	m.setShare(nil, "leaving")
+	for p := range m.parts {
+		m.touch(p)
+	}
+}
+
+// isMember tells whether a thread is one of a member of the newest snapshot.
+func (m *Member) isMember(thread string) bool {
+	_, _, ok := ParseThread(thread, func(id string) bool {
+		// Of hand-made snapshots the members may be in any order.
+		return slices.ContainsFunc(m.snapshot.Members, func(x MemberInfo) bool { return x.ID == id })
+	})
+	return ok
+}
