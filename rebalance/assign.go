@@ -130,10 +130,7 @@ func Assign(s Snapshot) (*Assignment, error) {
 	strategy := Agree(s.Members)
 	switch strategy {
 	case StrategySticky:
-		if s.Target.Current(s) {
-			return s.Target.Assignment, nil
-		}
-		return NextTarget(s).Assignment, nil
+		return assignSticky(s), nil
 	case StrategyRoundRobin:
 		return assignRoundRobin(s)
 	default:

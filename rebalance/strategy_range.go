@@ -3,69 +3,86 @@ package rebalance
 import (
 	"cmp"
 	"slices"
-	"strings"
 
 	"github.com/muster-io/muster/registry"
 )
 
+// assignRange is the documented rebalancing algorithm, for all consumers of the
+// group at once: for each topic T,
+//
+//	let PT be all partitions of topic T
+//	let CG be all consumers of the group that consume topic T, each with its threads
+//	sort PT, so that partitions on the same broker are clustered together
+//	sort CG
+//	let i be the place of a thread in CG, and N = size(PT) div size(CG)
+//	assign the partitions from i*N to (i+1)*N - 1 to thread i
+//
+// and the first size(PT) mod size(CG) threads get one more each, which the documents
+// leave open. With range-numeric PT is sorted by number alone.
 func assignRange(s Snapshot, strategy string) *Assignment {
-	a := &Assignment{Strategy: strategy, Topics: make(map[string]TopicShare, len(s.Topology))}
-	sorted := byID(s.Members)
-	for _, m := range sorted {
-		a.Members = append(a.Members, m.ID)
-	}
-	order := byHome
-	if a.Strategy == StrategyRangeNumeric {
-		order = registry.ComparePartitions
-	}
-	for topic, partitions := range s.Topology {
-		a.Topics[topic] = divide(topic, partitions, sorted, order)
-	}
-	return a
-}
-
-func byID(members []MemberInfo) []MemberInfo {
-	return slices.SortedFunc(slices.Values(members), func(x, y MemberInfo) int { return strings.Compare(x.ID, y.ID) })
-}
-
-// divide is the documented rule for one topic. Its steps are those of the
-// algorithm: sort the partitions so that those of one broker cluster together;
-// sort the threads of all consumers of the topic, as strings; thread i gets N =
-// P div T consecutive partitions, and the first P mod T threads one more.
-func divide(topic string, partitions []registry.Partition, members []MemberInfo, order func(a, b registry.Partition) int) TopicShare {
-	type place struct {
-		id string
-		Thread
-	}
-	var ct []place
-	for i, m := range members {
-		for n := range m.Subscription[topic] {
-			ct = append(ct, place{m.Thread(n), Thread{int32(i), n}})
+	l := newLineup(s)
+	for _, class := range l.classes {
+		cg := l.sortedThreads(class) // one list for all topics with the same consumers
+		for _, t := range class.topics {
+			share := &l.shares[t]
+			share.Owners = nobody(len(share.Partitions))
+			if len(cg) == 0 {
+				continue
+			}
+			pt := len(share.Partitions)
+			var place []int32 // of the partitions in PT; nil is by number
+			if strategy == StrategyRange {
+				place = byHome(share.Partitions)
+			}
+			n, extra := pt/len(cg), pt%len(cg)
+			for i, thread := range cg[:min(pt, len(cg))] {
+				first, end := slice(i, n, extra)
+				for j := first; j < end; j++ {
+					if place == nil {
+						share.Owners[j] = thread
+					} else {
+						share.Owners[place[j]] = thread
+					}
+				}
+			}
 		}
 	}
-	share := TopicShare{Partitions: slices.SortedFunc(slices.Values(partitions), registry.ComparePartitions)}
-	share.Owners = slices.Repeat([]Thread{Nobody}, len(partitions))
-	if len(ct) == 0 {
-		return share
-	}
-	slices.SortFunc(ct, func(a, b place) int { return compareUTF16(a.id, b.id) })
-	pt := slices.SortedFunc(slices.Values(partitions), order)
-	n, extra := len(pt)/len(ct), len(pt)%len(ct)
-	for i, thread := range ct {
-		first := i*n + min(i, extra)
-		count := n
-		if i < extra {
-			count++
-		}
-		for _, p := range pt[first : first+count] {
-			j, _ := slices.BinarySearchFunc(share.Partitions, p, registry.ComparePartitions)
-			share.Owners[j] = thread.Thread
-		}
-	}
-	return share
+	return l.assignment(strategy)
 }
 
-// byHome clusters the partitions of one broker: by home, then by number.
-func byHome(a, b registry.Partition) int {
-	return cmp.Or(cmp.Compare(a.Home, b.Home), cmp.Compare(a.Number, b.Number), strings.Compare(a.Topic, b.Topic))
+// slice is the part of thread i: N partitions, and one more for each of the first threads.
+func slice(i, n, extra int) (first, end int) {
+	first, end = i*n+min(i, extra), (i+1)*n+min(i+1, extra)
+	return first, end
+}
+
+// byHome clusters the partitions of one broker: it lists the places in a list by
+// number in the order of homes, and by number within each. nil if that is the order already.
+func byHome(list []registry.Partition) []int32 {
+	compare := func(a, b registry.Partition) int { return cmp.Compare(a.Home, b.Home) }
+	if slices.IsSortedFunc(list, compare) {
+		return nil
+	}
+	place := make([]int32, len(list))
+	least, most := slices.MinFunc(list, compare).Home, slices.MaxFunc(list, compare).Home
+	if span := int64(most) - int64(least) + 1; span <= int64(4*len(list)) {
+		// Ids of brokers lie close together, so that they can be counted.
+		first := make([]int32, span+1)
+		for _, p := range list {
+			first[p.Home-least+1]++
+		}
+		for home := range span {
+			first[home+1] += first[home]
+		}
+		for i, p := range list {
+			place[first[p.Home-least]] = int32(i)
+			first[p.Home-least]++
+		}
+		return place
+	}
+	for i := range place {
+		place[i] = int32(i)
+	}
+	slices.SortStableFunc(place, func(a, b int32) int { return compare(list[a], list[b]) })
+	return place
 }
