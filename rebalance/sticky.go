@@ -11,17 +11,35 @@ import (
 
 // Current tells whether the target was made for the group that a snapshot shows:
 // the same members with the same subscriptions, the same topics in the same
-// incarnation with the same partitions. A nil target is not current.
-func (t *Target) Current(s Snapshot) bool { return t != nil && t.current(newLineup(s), s.Incarnations) }
+// incarnation with the same partitions, each with an owner that may have it. It
+// need not be balanced: somebody may have written it by hand. A nil target is not current.
+func (t *Target) Current(s Snapshot) bool {
+	return t != nil && t.current(newLineup(s), s.Incarnations)
+}
 
 func (t *Target) current(l *lineup, incarnations map[string]int64) bool {
-	if len(t.Assignment.Topics) != len(l.topics) || t.Group != l.fingerprint() {
+	if len(t.Assignment.Topics) != len(l.topics) || t.Group != l.fingerprint() || !slices.Equal(t.Assignment.Members, l.ids) {
 		return false
 	}
-	for i, topic := range l.topics {
-		share, found := t.Assignment.Topics[topic]
-		if !found || t.Incarnations[topic] != incarnations[topic] || !slices.Equal(share.Partitions, l.shares[i].Partitions) {
-			return false
+	streams := make([]int32, len(l.ids)) // of each member in the class at hand
+	for _, c := range l.classes {
+		for _, x := range c.consumers {
+			streams[x.member] = x.streams
+		}
+		for _, i := range c.topics {
+			topic := l.topics[i]
+			share, found := t.Assignment.Topics[topic]
+			if !found || t.Incarnations[topic] != incarnations[topic] || !slices.Equal(share.Partitions, l.shares[i].Partitions) {
+				return false
+			}
+			for _, owner := range share.Owners {
+				if owner == Nobody && len(c.consumers) > 0 || owner != Nobody && owner.Stream >= streams[owner.Member] {
+					return false
+				}
+			}
+		}
+		for _, x := range c.consumers {
+			streams[x.member] = 0
 		}
 	}
 	return true
@@ -29,28 +47,33 @@ func (t *Target) current(l *lineup, incarnations map[string]int64) bool {
 
 // fingerprint stands for the members and their subscriptions to topics that exist.
 func (l *lineup) fingerprint() string {
-	var b []byte
-	text := func(s string) { b = append(binary.AppendUvarint(b, uint64(len(s))), s...) }
-	for _, sub := range l.subs {
-		topics := make([]string, 0, len(sub.streams))
-		for topic, n := range sub.streams {
-			if _, exists := slices.BinarySearch(l.topics, topic); exists && n > 0 {
-				topics = append(topics, topic)
+	all := binary.AppendUvarint(nil, uint64(len(l.ids)))
+	known := make(map[string]uint64) // subscriptions that differ only in topics that do not exist are one
+	number := make([]uint64, len(l.subs))
+	for i, sub := range l.subs {
+		var b []byte
+		for _, topic := range slices.Sorted(maps.Keys(sub.streams)) {
+			if _, exists := slices.BinarySearch(l.topics, topic); exists && sub.streams[topic] > 0 {
+				b = binary.AppendUvarint(appendText(b, topic), uint64(sub.streams[topic]))
 			}
 		}
-		slices.Sort(topics)
-		b = binary.AppendUvarint(b, uint64(len(topics)))
-		for _, topic := range topics {
-			text(topic)
-			b = binary.AppendUvarint(b, uint64(sub.streams[topic]))
+		n, found := known[string(b)]
+		if !found {
+			n = uint64(len(known))
+			known[string(b)] = n
+			all = appendText(all, string(b))
 		}
+		number[i] = n
 	}
 	for m, id := range l.ids {
-		text(id)
-		b = binary.AppendUvarint(b, uint64(l.subOf[m]))
+		all = binary.AppendUvarint(appendText(all, id), number[l.subOf[m]])
 	}
-	sum := sha256.Sum256(b)
+	sum := sha256.Sum256(all)
 	return hex.EncodeToString(sum[:8])
+}
+
+func appendText(b []byte, s string) []byte {
+	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
 }
 
 // assignSticky is the target's assignment, if that is current, else the next one's.
@@ -199,6 +222,8 @@ func (p previous) share(topic string) TopicShare {
 func (st *sticky) addClass(k int, was previous, pairOf []int32) {
 	c := &st.classes[k]
 	c.class = &st.lineup.classes[k]
+	c.pairs = make([]pair, 0, len(c.consumers))
+	c.units = make([]unit, 0, len(c.consumers))
 	for i, x := range c.consumers {
 		pairOf[x.member] = int32(i + 1)
 		c.pairs = append(c.pairs, pair{member: x.member, first: int32(len(c.units)), end: int32(len(c.units)) + x.streams})
@@ -211,6 +236,9 @@ func (st *sticky) addClass(k int, was previous, pairOf []int32) {
 		share.Owners = make([]Thread, len(share.Partitions))
 		c.size += len(share.Partitions)
 		old := was.share(st.topics[t])
+		if len(old.Partitions) == 0 {
+			c.loose = slices.Grow(c.loose, len(share.Partitions))
+		}
 		j := 0
 		for i := range share.Partitions {
 			p := &share.Partitions[i]

@@ -64,19 +64,23 @@ func byHome(list []registry.Partition) []int32 {
 		return nil
 	}
 	place := make([]int32, len(list))
-	least, most := slices.MinFunc(list, compare).Home, slices.MaxFunc(list, compare).Home
+	least, most := list[0].Home, list[0].Home
+	for i := range list {
+		least, most = min(least, list[i].Home), max(most, list[i].Home)
+	}
 	if span := int64(most) - int64(least) + 1; span <= int64(4*len(list)) {
 		// Ids of brokers lie close together, so that they can be counted.
 		first := make([]int32, span+1)
-		for _, p := range list {
-			first[p.Home-least+1]++
+		for i := range list {
+			first[list[i].Home-least+1]++
 		}
 		for home := range span {
 			first[home+1] += first[home]
 		}
-		for i, p := range list {
-			place[first[p.Home-least]] = int32(i)
-			first[p.Home-least]++
+		for i := range list {
+			home := &first[list[i].Home-least]
+			place[*home] = int32(i)
+			*home++
 		}
 		return place
 	}

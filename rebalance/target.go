@@ -89,8 +89,8 @@ func (t *Target) Encode() ([]byte, error) {
 	}
 	value, err := registry.Encode(rec)
 	if err == nil && len(value) > MaxTarget {
-		err = fmt.Errorf("%w: it has %d bytes and may have %d; it names %d members; use fewer or shorter ids, or another strategy",
-			ErrTargetTooLarge, len(value), MaxTarget, len(a.Members))
+		err = fmt.Errorf("%w: %d bytes for %d members and %d topics, at most %d: let the members state another strategy first, such as range, or have shorter ids",
+			ErrTargetTooLarge, len(value), len(a.Members), len(a.Topics), MaxTarget)
 	}
 	if err != nil {
 		return nil, err
