@@ -3,6 +3,7 @@ package rebalance
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
 
@@ -14,19 +15,19 @@ import (
 // ErrFilter refuses a topic filter.
 var ErrFilter = errors.New("invalid topic filter")
 
-// matchTimeout bounds what one topic's name costs: a pattern can be written so that
-// it backtracks for years.
+// matchTimeout bounds what one topic's name costs where the expression needs
+// backtracking, which can be made to take years.
 const matchTimeout = 100 * time.Millisecond
 
 // A Filter chooses topics by their names, as registrations with a list pattern do:
-// a white list allows the topics that its regular expression matches as a whole, a
+// a white list allows the topics whose whole name its regular expression matches, a
 // black list the others. It is safe for concurrent use.
 type Filter struct {
 	text            string
-	regex           string // what was compiled
+	regex           string // that the text stands for
 	black           bool
 	excludeInternal bool
-	match           *regexp2.Regexp
+	matches         func(topic string) (bool, error)
 }
 
 // ParseFilter reads the filter of a registration, whose pattern is
@@ -39,13 +40,35 @@ func ParseFilter(pattern, text string, excludeInternal bool) (*Filter, error) {
 	if !f.black && pattern != registry.PatternWhiteList {
 		return nil, fmt.Errorf("%w: pattern is %q, want %s or %s", ErrFilter, pattern, registry.PatternWhiteList, registry.PatternBlackList)
 	}
-	match, err := regexp2.Compile(`\A(?:`+f.regex+`)\z`, regexp2.None)
-	if err != nil {
+	var err error
+	if f.matches, err = compileJava(f.regex); err != nil {
 		return nil, fmt.Errorf("%w: %s is an invalid regex: %w", ErrFilter, f.regex, err)
 	}
-	match.MatchTimeout = matchTimeout
-	f.match = match
 	return f, nil
+}
+
+// compileJava makes a matcher of whole names. Most expressions need no backtracking,
+// and then none is done: their time is bounded by their length, and takes no clock.
+func compileJava(regex string) (func(topic string) (bool, error), error) {
+	translated, linear, err := javaRegexp(regex)
+	if err != nil {
+		return nil, err
+	}
+	translated = `\A(?:` + translated + `)\z`
+	if linear {
+		// It has bounds of its own, such as 1,000 repetitions.
+		if re, err := regexp.Compile(translated); err == nil {
+			return func(topic string) (bool, error) { return re.MatchString(topic), nil }, nil
+		}
+	}
+	re, err := regexp2.Compile(translated, regexp2.None)
+	if err != nil {
+		return nil, err
+	}
+	// The timeout is kept by a goroutine of the package, which goes away a second after
+	// the last match; so no such filter is for tests in virtual time.
+	re.MatchTimeout = matchTimeout
+	return re.MatchString, nil
 }
 
 // filterRegex is the regular expression that the text of a filter stands for.
@@ -58,15 +81,15 @@ func filterRegex(text string) string {
 // Text is the filter as it was given.
 func (f *Filter) Text() string { return f.text }
 
-// Allows tells whether the filter chooses the topic. It fails if that takes too long
-// to find out.
+// Allows tells whether the filter chooses the topic. What cannot be the name of a
+// topic is not chosen. It fails if the expression takes too long to match.
 func (f *Filter) Allows(topic string) (bool, error) {
-	if f.excludeInternal && registry.InternalTopic(topic) {
+	if f.excludeInternal && registry.InternalTopic(topic) || registry.ValidateTopicName(topic) != nil {
 		return false, nil
 	}
-	matched, err := f.match.MatchString(topic)
+	matched, err := f.matches(topic)
 	if err != nil {
-		return false, fmt.Errorf("filter %s on topic %s: %w", f.regex, topic, err)
+		return false, fmt.Errorf("filter %s: topic %s: %w", f.regex, topic, err)
 	}
 	return matched != f.black, nil
 }
