@@ -162,7 +162,8 @@ func (r *Reader) parse(kv registry.KV) (registration, error) {
 	}
 	reg.usable = true
 	reg.info = MemberInfo{ID: id, Strategies: rec.Strategy}
-	if rec.Pattern == registry.PatternStatic {
+	if rec.Pattern != registry.PatternWhiteList && rec.Pattern != registry.PatternBlackList {
+		// A pattern that is none of those means static, as for consumers of 0.8.2.
 		reg.info.Subscription = rec.Subscription
 		for topic := range rec.Subscription {
 			r.want(topic, 1)
