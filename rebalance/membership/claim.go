@@ -13,9 +13,9 @@ import (
 // noticed and made again; the session's deadline comes before harm does.
 const callLimit = 5 * time.Second
 
-// claim is rebalancing step 8 and 9: add my new entries; what the former owner has
+// claim is rebalancing steps 8 and 9: add my new entries; what the former owner has
 // not released yet is waited for, by the watch that the member asks for.
-func (m *Membership) claim(s *registry.Session, a rebalance.Claim) {
+func (m *Membership) claim(s *registry.Session, a rebalance.Claim, note registry.Note) {
 	ctx, cancel := context.WithTimeout(m.ctx, callLimit)
 	defer cancel()
 	claims := make([]registry.OwnerClaim, len(a.Wants))
@@ -24,7 +24,10 @@ func (m *Membership) claim(s *registry.Session, a rebalance.Claim) {
 			Topic: m.cfg.Root.Topic(w.Partition.Topic), Incarnation: a.Incarnations[w.Partition.Topic]}
 	}
 	guard := registry.Guard{Registration: a.Registration, IDs: m.group.IDs(), Snapshot: a.Snapshot}
-	results, revision, err := registry.Claim(ctx, m.store, s.Lease(), guard, claims, nil)
+	if a.Target != 0 {
+		guard.Target, guard.TargetRevision = m.group.Target(), a.Target
+	}
+	results, revision, err := registry.Claim(ctx, m.store, s.Lease(), guard, claims, note)
 	answer := rebalance.ClaimAnswered{Number: a.Number, Revision: revision, Stale: errors.Is(err, registry.ErrStale)}
 	answer.Unknown = err != nil && !answer.Stale
 	for i, r := range results {
@@ -50,6 +53,29 @@ func (m *Membership) claim(s *registry.Session, a rebalance.Claim) {
 		}
 		m.step(answer)
 	})
+	m.prune()
+}
+
+// propose writes the group's target record.
+func (m *Membership) propose(s *registry.Session, a rebalance.Propose) {
+	ctx, cancel := context.WithTimeout(m.ctx, callLimit)
+	defer cancel()
+	answer := rebalance.ProposeAnswered{Number: a.Number}
+	value, err := a.Target.Encode()
+	if err == nil {
+		guard := registry.Guard{Registration: a.Registration, IDs: m.group.IDs(), Snapshot: a.Snapshot}
+		answer.Revision, err = registry.WriteTarget(ctx, m.store, guard, m.group.Target(), value, a.Replace)
+	}
+	answer.Stale = errors.Is(err, registry.ErrStale)
+	answer.Unknown = err != nil && !answer.Stale
+	if answer.Unknown && m.ctx.Err() == nil {
+		m.log.Warn("target was not written, trying again", "error", err)
+	}
+	m.post(func() {
+		if m.session == s {
+			m.step(answer)
+		}
+	})
 }
 
 // doubt ends the session when the store says that its lease is gone: the next
@@ -61,14 +87,14 @@ func (m *Membership) doubt(s *registry.Session, err error) {
 }
 
 // release is rebalancing step 7: remove my old entries.
-func (m *Membership) release(s *registry.Session, a rebalance.Release) {
+func (m *Membership) release(s *registry.Session, a rebalance.Release, note registry.Note) {
 	ctx, cancel := context.WithTimeout(m.ctx, callLimit)
 	defer cancel()
 	list := make([]registry.OwnerRelease, len(a.Held))
 	for i, h := range a.Held {
 		list[i] = registry.OwnerRelease{Key: m.group.Owner(h.Partition), Token: h.Token}
 	}
-	revision, err := registry.Release(ctx, m.store, s.Lease(), list, nil)
+	revision, err := registry.Release(ctx, m.store, s.Lease(), list, note)
 	if err != nil && m.ctx.Err() == nil {
 		m.log.Warn("release failed, trying again", "error", err)
 	}
@@ -77,6 +103,7 @@ func (m *Membership) release(s *registry.Session, a rebalance.Release) {
 			m.step(rebalance.ReleaseAnswered{Number: a.Number, Revision: revision, Failed: err != nil})
 		}
 	})
+	m.prune()
 }
 
 // wait is a partition that this member is due and somebody else holds.

@@ -147,7 +147,7 @@ func (a *arena) join(cfg membership.Config, drain func(o *membership.Ownership) 
 		cfg.Store = a.st
 	}
 	cfg.Root, cfg.Group = a.root, "g"
-	if cfg.Subscription.Topics == nil {
+	if cfg.Subscription.Topics == nil && cfg.Subscription.Pattern == "" {
 		cfg.Subscription.Topics = map[string]int32{"t": 1}
 	}
 	cfg.Logger = slog.New(slog.NewTextHandler(a, &slog.HandlerOptions{Level: slog.LevelDebug}))

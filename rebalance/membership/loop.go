@@ -2,6 +2,8 @@ package membership
 
 import (
 	"context"
+	"fmt"
+	"slices"
 	"time"
 
 	"github.com/muster-io/muster/rebalance"
@@ -16,9 +18,6 @@ func (m *Membership) close() {
 	}
 	m.tasks.Wait()
 	m.timer.Stop()
-	if m.view != nil {
-		m.view.Close()
-	}
 }
 
 // post runs f in the loop; false if the membership closes before.
@@ -32,16 +31,25 @@ func (m *Membership) post(f func()) bool {
 }
 
 func (m *Membership) run(ctx context.Context) error {
-	root := m.cfg.Root
-	prefixes := []string{ViewIDs: m.group.IDs(), ViewBrokers: root.Brokers(), ViewTopics: root.Topics()}
-	view, err := registry.OpenView(ctx, m.store, prefixes,
-		registry.ViewOptions{Stall: m.cfg.SessionTimeout / 2, Logger: m.log}, nil)
-	switch {
-	case err == nil:
-		m.view = view
-	case ctx.Err() != nil:
-		return nil // stopped before it was anybody
-	default:
+	// Registration steps 2 to 4: watch the group, the brokers and the topics. Topics are
+	// watched whether or not a filter is used, for they get partitions, come and go.
+	// All of it before step 1, so that what the registration sets off is seen.
+	view := m.cfg.View
+	if view == nil {
+		var err error
+		view, err = OpenView(ctx, m.store, m.cfg.Root, m.cfg.Group, registry.ViewOptions{Stall: m.cfg.SessionTimeout / 2, Logger: m.log})
+		switch {
+		case err == nil:
+			defer view.Close()
+		case ctx.Err() != nil:
+			return nil // stopped before it was anybody
+		default:
+			return err
+		}
+	}
+	m.seat = view.sit(m.cfg.ID)
+	defer m.seat.rise()
+	if err := m.admissible(); err != nil {
 		return err
 	}
 	m.takeSnapshot()
@@ -58,9 +66,9 @@ func (m *Membership) run(ctx context.Context) error {
 		select {
 		case f := <-m.posts:
 			f()
-		case <-view.Changed():
+		case <-m.seat.changed:
 			m.takeSnapshot()
-		case <-view.Trouble():
+		case <-m.seat.trouble:
 			m.warnOfSilence()
 		case <-lost:
 			m.sessionLost()
@@ -68,6 +76,9 @@ func (m *Membership) run(ctx context.Context) error {
 			m.step(rebalance.Tick{})
 		case <-overdue.C:
 			m.warnOfWaits()
+			if m.seat.view.Heard() > m.cfg.SessionTimeout {
+				m.warnOfSilence()
+			}
 		case <-stop:
 			stop = nil
 			m.leave(nil)
@@ -81,12 +92,27 @@ func (m *Membership) run(ctx context.Context) error {
 	return m.err
 }
 
+// admissible refuses to join where the group could not be divided any more, before
+// anybody has given anything up for it.
+func (m *Membership) admissible() error {
+	if !slices.Contains(m.cfg.Strategies, rebalance.StrategyRoundRobin) {
+		return nil // then the group agrees on another, and all others divide any group
+	}
+	value, err := m.record()
+	if err != nil {
+		return err
+	}
+	if _, err := rebalance.Assign(m.seat.with(value)); err != nil {
+		return fmt.Errorf("not joining group %s, which could not be divided with member %s in it: %w", m.cfg.Group, m.cfg.ID, err)
+	}
+	return nil
+}
+
 // takeSnapshot tells the member, and the work, what the registry looks like now.
 func (m *Membership) takeSnapshot() {
-	s := m.view.Snapshot()
-	snapshot, bad := rebalance.ReadSnapshot(m.cfg.Root, m.group, m.cfg.ID, s.Revision, s.Under(ViewIDs), s.Under(ViewTopics))
+	keys, snapshot, bad := m.seat.read()
 	m.complain(bad)
-	m.work.Snapshot(snapshot, s)
+	m.work.Snapshot(snapshot, keys)
 	m.step(snapshot)
 }
 
@@ -123,11 +149,14 @@ func (m *Membership) step(e rebalance.Event) {
 func (m *Membership) act(a rebalance.Action) *Ownership {
 	switch a := a.(type) {
 	case rebalance.Claim:
-		s := m.session
-		m.tasks.Go(func() { m.claim(s, a) })
+		s, note := m.session, m.note(registry.ActionClaimed, a.Reason, m.strategy, a.Snapshot)
+		m.tasks.Go(func() { m.claim(s, a, note) })
 	case rebalance.Release:
+		s, note := m.session, m.note(registry.ActionReleased, a.Reason, m.strategy, m.revision)
+		m.tasks.Go(func() { m.release(s, a, note) })
+	case rebalance.Propose:
 		s := m.session
-		m.tasks.Go(func() { m.release(s, a) })
+		m.tasks.Go(func() { m.propose(s, a) })
 	case rebalance.Deliver:
 		return m.own(a)
 	case rebalance.Revoke:
@@ -148,9 +177,19 @@ func (m *Membership) act(a rebalance.Action) *Ownership {
 		m.log.Warn("registration was deleted by somebody; registering again")
 		m.tasks.Go(func() { m.register(s) })
 	case rebalance.Rebalanced:
-		m.log.Debug("rebalanced", "rev", a.Revision, "strategy", a.Strategy, "members", a.Members, "share", a.Share)
+		m.strategy, m.revision = a.Strategy, a.Revision
+		m.log.Debug("rebalanced", "rev", a.Revision, "strategy", a.Strategy, "members", a.Members, "share", a.Share, "reason", a.Reason)
 		if f := m.cfg.Listener.Rebalanced; f != nil {
 			f(a)
+		}
+	case rebalance.Refused:
+		if a.Reason != "" {
+			m.log.Warn("the group cannot be divided; what is owned stays, nothing more is claimed", "reason", a.Reason)
+		} else {
+			m.log.Info("the group can be divided again")
+		}
+		if f := m.cfg.Listener.Refused; f != nil {
+			f(a.Reason)
 		}
 	case rebalance.Left:
 		s := m.session

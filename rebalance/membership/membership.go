@@ -5,7 +5,8 @@
 //
 // How it is made: rebalance.Member decides; loop.go feeds it and carries its
 // actions out; session.go keeps the member registered; claim.go writes and deletes
-// owner keys; watch.go follows those of others; ownership.go is what the Work holds.
+// owner keys, history.go what is told of them; watch.go follows those of others;
+// view.go is what is seen of the group; ownership.go is what the Work holds.
 package membership
 
 import (
@@ -47,6 +48,9 @@ type Config struct {
 	// ComplaintPause is how often a wait that goes on is complained of. Zero means
 	// one minute.
 	ComplaintPause time.Duration
+	// View, which may be nil, is shared with other members of the group. It must stay
+	// open until Run has returned.
+	View *View
 
 	Logger *slog.Logger // nil discards
 	// Listener hears of events; its functions must not block.
@@ -58,6 +62,13 @@ type Config struct {
 type Subscription struct {
 	// Topics maps each topic to a number of streams. A topic need not exist yet.
 	Topics map[string]int32
+	// Pattern, if not empty, says that not Topics but a filter chooses them, anew
+	// whenever topics come or go: registry.PatternWhiteList or PatternBlackList.
+	Pattern string
+	Filter  string // the regular expression, as ParseFilter takes it
+	Streams int32  // of each topic that the filter allows
+	// IncludeInternal has the filter see internal topics too.
+	IncludeInternal bool
 }
 
 // Listener is told what happens to a membership. Nil functions are left out. They
@@ -66,14 +77,16 @@ type Listener struct {
 	Registered func(id string, lease registry.LeaseID)
 	Rebalanced func(r rebalance.Rebalanced)
 	Waiting    func(p registry.Partition, holder string)
+	// Refused: the group cannot be divided, and why; empty when that is over.
+	Refused func(reason string)
 }
 
 // Work is what a member does with its partitions. All functions but Drain are
 // called by one goroutine, one after the other, and must not block.
 type Work interface {
-	// Snapshot tells how group and topics look now, before what follows from it. The
-	// view has the prefixes ViewIDs, ViewBrokers, ViewTopics.
-	Snapshot(s rebalance.Snapshot, view registry.Snapshot)
+	// Snapshot tells how group and topics look now, before what follows from it. keys
+	// are those of a View.
+	Snapshot(s rebalance.Snapshot, keys registry.Snapshot)
 	// Begin: the partitions are owned from now on; those that were claimed together
 	// come together.
 	Begin(list []*Ownership)
@@ -86,13 +99,6 @@ type Work interface {
 	// Lost: ownership has ended already, whether or not a Drain is under way.
 	Lost(o *Ownership, reason string)
 }
-
-// The prefixes of the view, in order.
-const (
-	ViewIDs = iota
-	ViewBrokers
-	ViewTopics
-)
 
 // Defaults of Config.
 const (
@@ -117,12 +123,20 @@ type Membership struct {
 	tasks  sync.WaitGroup
 	posts  chan func()
 
-	view     *registry.View
+	seat     *seat
 	session  *registry.Session // nil while there is none
 	owned    map[registry.Partition]*Ownership
 	watches  map[registry.Partition]context.CancelFunc
 	reported map[string]bool // bad records that were complained about
 	timer    *time.Timer
+
+	// strategy and snapshot of the newest division, for history
+	strategy string
+	revision int64
+	// history; safe for concurrent use
+	entries   atomic.Uint64 // written
+	pruneFrom uint64
+	pruneDue  atomic.Bool
 
 	waits   map[registry.Partition]*wait
 	silence time.Duration // when it was last complained of
@@ -152,7 +166,7 @@ func New(cfg Config) (*Membership, error) {
 	}
 	for _, s := range cfg.Strategies {
 		if !rebalance.Known(s) {
-			return nil, fmt.Errorf("partition.assignment.strategy %q: want range or range-numeric", s)
+			return nil, fmt.Errorf("partition.assignment.strategy %q: want range, range-numeric, roundrobin or sticky", s)
 		}
 	}
 	if cfg.ID == "" {
@@ -181,11 +195,21 @@ func New(cfg Config) (*Membership, error) {
 	m := &Membership{cfg: cfg, group: cfg.Root.Group(cfg.Group), log: cfg.Logger.With("group", cfg.Group, "member", cfg.ID),
 		store: cfg.Store, member: rebalance.NewMember(cfg.ID), posts: make(chan func()),
 		owned: map[registry.Partition]*Ownership{}, watches: map[registry.Partition]context.CancelFunc{},
-		reported: map[string]bool{}, waits: map[registry.Partition]*wait{}}
+		reported: map[string]bool{}, waits: map[registry.Partition]*wait{}, pruneFrom: pruneStart(cfg.ID)}
 	return m, nil
 }
 
 func (s *Subscription) check() error {
+	if s.Pattern != "" {
+		if len(s.Topics) > 0 {
+			return errors.New("a member has either topics or a filter")
+		}
+		if s.Streams < 1 || s.Streams > registry.MaxStreams {
+			return fmt.Errorf("%d streams for filter %s: want 1 to %d", s.Streams, s.Filter, registry.MaxStreams)
+		}
+		_, err := rebalance.ParseFilter(s.Pattern, s.Filter, !s.IncludeInternal)
+		return err
+	}
 	if len(s.Topics) == 0 {
 		return errors.New("a member needs a topic")
 	}

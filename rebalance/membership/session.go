@@ -84,15 +84,12 @@ func (c *conflict) alive(now time.Duration, held *registry.HeldError) bool {
 	return now > c.until
 }
 
-// register puts this member into the group: registration first, and the
-// rebalance that follows is the first one. An id that another process lives under
+// register puts this member into the group. Registration step 1: register. An id that another process lives under
 // ends a member that has not been registered yet, rather than both waiting for ever.
 func (m *Membership) register(s *registry.Session) {
 	var other conflict
 	for pause := minJoinPause; m.ctx.Err() == nil && s.Alive(); pause = min(2*pause, maxJoinPause) {
-		value, err := registry.Encode(registry.ConsumerRecord{Version: 1, Subscription: m.cfg.Subscription.Topics,
-			Pattern: registry.PatternStatic, Timestamp: strconv.FormatInt(time.Now().UnixMilli(), 10),
-			Strategy: m.cfg.Strategies})
+		value, err := m.record()
 		if err != nil {
 			m.post(func() { m.leave(err) })
 			return
@@ -109,6 +106,7 @@ func (m *Membership) register(s *registry.Session) {
 			m.post(func() {
 				if m.session == s {
 					m.registered = true
+					// Registration step 5: force a first rebalance.
 					m.step(rebalance.Registered{Registration: reg})
 				}
 			})
@@ -133,6 +131,20 @@ func (m *Membership) register(s *registry.Session) {
 		m.doubt(s, err)
 		sleep(m.ctx, pause)
 	}
+}
+
+// record is the value of the registration.
+func (m *Membership) record() ([]byte, error) {
+	sub := m.cfg.Subscription
+	rec := registry.ConsumerRecord{Version: 1, Subscription: sub.Topics, Pattern: registry.PatternStatic,
+		Timestamp: strconv.FormatInt(time.Now().UnixMilli(), 10), Strategy: m.cfg.Strategies}
+	if sub.Pattern != "" {
+		rec.Subscription, rec.Pattern = map[string]int32{sub.Filter: sub.Streams}, sub.Pattern
+		if sub.IncludeInternal {
+			rec.ExcludeInternalTopics = new(bool)
+		}
+	}
+	return registry.Encode(rec)
 }
 
 // sessionLost stops everything that hung on the session, before anything else is
