@@ -74,6 +74,8 @@ func newApp(stdin io.Reader, stdout, stderr io.Writer) *cli.App {
 			topicsCommand(),
 			produceCommand(),
 			consumeCommand(),
+			runCommand(),
+			watchdogCommand(),
 			groupsCommand(),
 			brokersCommand(),
 			registryCommand(),

@@ -1,0 +1,106 @@
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/muster-io/muster/rebalance/membership"
+	runner "github.com/muster-io/muster/rebalance/run"
+)
+
+// watchdogCommandName is the hidden command by which muster run starts its second process.
+const watchdogCommandName = "run-watchdog"
+
+// defaultGrace is --grace.
+const defaultGrace = 10 * time.Second
+
+func runCommand() *cli.Command {
+	flags := []cli.Flag{
+		&cli.StringFlag{Name: "group", EnvVars: env("group"), Usage: "consumer group"},
+		&cli.StringSliceFlag{Name: "topic", Usage: "topic whose partitions are to be owned; may be repeated"},
+		&cli.IntFlag{Name: "streams", Value: 1, Usage: "how many members this one counts as when partitions are divided"},
+		&cli.StringFlag{Name: "strategy", Usage: "one of those of muster consume (default: range)"},
+		&cli.DurationFlag{Name: "grace", Value: defaultGrace, Usage: "how long a child has to stop after SIGTERM, before it is killed"},
+		&cli.StringFlag{Name: "on-exit", Value: string(runner.Restart), Usage: "when a child ends by itself: restart, restart-on-failure or stop"},
+		&cli.BoolFlag{Name: "prefix", Usage: "begin each line that a child prints with its topic and partition"},
+		&cli.DurationFlag{Name: "session-timeout", Usage: "after which a member that went silent loses its partitions, 2s to 60s (default: 6s)"},
+		&cli.StringFlag{Name: "id", Usage: "name of this member in the group (default: <hostname>:<uuid>)"},
+	}
+	return &cli.Command{
+		Name:      "run",
+		Usage:     "join a group and run a command for each partition owned",
+		ArgsUsage: "-- COMMAND [ARGUMENT...]; {partition}, {topic}, {group} and {fence} are replaced",
+		Flags:     append(flags, registryFlags(defaultEndpoint)...),
+		Action:    runChildren,
+	}
+}
+
+func watchdogCommand() *cli.Command {
+	return &cli.Command{
+		Name:   watchdogCommandName,
+		Hidden: true,
+		Usage:  "the second process of muster run, which starts it",
+		Action: func(*cli.Context) error { return runner.Watchdog() },
+	}
+}
+
+func runChildren(c *cli.Context) error {
+	if err := required(c, "group", "topic"); err != nil {
+		return err
+	}
+	command := c.Args().Slice()
+	if len(command) == 0 {
+		return wrongUse("want a command after --; see: %s --help", c.Command.HelpName)
+	}
+	cfg := runner.Config{Command: command, Grace: c.Duration("grace"), OnExit: runner.Policy(c.String("on-exit")), Prefix: c.Bool("prefix"),
+		Watchdog: []string{"/proc/self/exe", watchdogCommandName}, Stdout: c.App.Writer, Stderr: c.App.ErrWriter}
+	topics := map[string]int32{}
+	for _, topic := range c.StringSlice("topic") {
+		topics[topic] = int32(min(max(c.Int("streams"), -1), 1<<30))
+	}
+	cfg.Membership = membership.Config{Group: c.String("group"), ID: c.String("id"), SessionTimeout: c.Duration("session-timeout"),
+		Subscription: membership.Subscription{Topics: topics}}
+	if s := c.String("strategy"); s != "" {
+		cfg.Membership.Strategies = []string{s}
+	}
+	return withClient(c, func(ctx context.Context, cl *client) error {
+		cfg.Membership.Store, cfg.Membership.Root, cfg.Membership.Logger = cl.store, cl.root, cl.log
+		r, err := runner.New(cfg)
+		if err != nil {
+			return wrongUse("%w", err)
+		}
+		defer hurryAtSecondSignal(ctx, r)()
+		return r.Run(ctx)
+	})
+}
+
+// hurryAtSecondSignal ends the grace of the children when a signal comes after the
+// one that ended ctx. A third one ends the process.
+func hurryAtSecondSignal(ctx context.Context, r *runner.Runner) (release func()) {
+	again := make(chan os.Signal, 1)
+	done, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		signal.Notify(again, syscall.SIGINT, syscall.SIGTERM)
+	})
+	go func() {
+		defer close(ended)
+		select {
+		case <-again:
+			signal.Stop(again)
+			r.Hurry()
+		case <-done.Done():
+		}
+	}()
+	return func() {
+		stop()
+		signal.Stop(again)
+		cancel()
+		<-ended
+	}
+}
