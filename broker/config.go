@@ -29,6 +29,10 @@ type Config struct {
 	// Empty for none. It only reads, so it may be open to the network.
 	HTTP string
 
+	// LocalSocket is --local-socket, a socket file by which consumers in containers of
+	// this host are watched. Empty for none; consumers outside of containers need none.
+	LocalSocket string
+
 	// Etcd is an existing cluster to use: --etcd-external and the flags of a client.
 	// Without endpoints the daemon runs an etcd server itself.
 	Etcd etcd.Options

@@ -8,6 +8,7 @@
 //	logdirs.go     where their logs are, and where those of deleted topics go
 //	openfiles.go   how many files each may have open
 //	producers.go   producer ids
+//	vigil.go       consumers on this host whose death it notices
 //	daemon.go      start and stop
 //	health.go      whether it lives, and whether it is of use
 //	http.go        where that and the metrics are read
@@ -32,6 +33,7 @@ import (
 	"github.com/muster-io/muster/broker/wire"
 	"github.com/muster-io/muster/registry"
 	"github.com/muster-io/muster/registry/etcd"
+	"github.com/muster-io/muster/vigil"
 )
 
 // Daemon is a running broker. Use Start, and Close it.
@@ -48,6 +50,7 @@ type Daemon struct {
 	members   *membership
 	topics    *topics
 	producers *producers
+	vigil     *vigil.Server
 	wire      *wire.Server
 	serving   atomic.Bool // the wire takes connections
 	metrics   *metrics
@@ -117,6 +120,9 @@ func Start(ctx context.Context, cfg Config) (_ *Daemon, err error) {
 	}
 	d.undo = append(d.undo, d.members.leave) // last in, first out: its keys go before its logs close
 	d.phase.enter(stepServe)
+	if err = d.serveVigil(); err != nil {
+		return nil, err
+	}
 	d.members.pulse.beat()
 	d.work.Go(func() { d.members.run(d.ctx) })
 	d.serve()
@@ -264,7 +270,7 @@ func (d *Daemon) loadTopics(ctx, limited context.Context) error {
 }
 
 func (d *Daemon) serve() {
-	_, connections := shareOpenFiles(openFileLimit())
+	_, connections, _ := shareOpenFiles(openFileLimit())
 	d.wire = wire.New(wire.Options{Logger: d.log, Hooks: d.metrics.wire.hooks(), MaxConnections: connections})
 	api.Register(d.wire, d.topics, api.Options{Logger: d.log, AutoCreateTopics: d.cfg.AutoCreateTopics})
 	d.serving.Store(true)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/muster-io/muster/broker/storage"
 	"github.com/muster-io/muster/registry"
+	"github.com/muster-io/muster/vigil"
 )
 
 // metrics is what the daemon counts, whether or not anybody asks. What happens
@@ -39,6 +40,10 @@ type metrics struct {
 	appendedBytes, appendedRecords prometheus.Counter
 	appendsUndone, cutBytes        prometheus.Counter
 	syncTimes                      prometheus.Observer
+
+	vigilDeaths  *prometheus.CounterVec // by result
+	vigilRefused *prometheus.CounterVec // by reason
+	vigilTimes   prometheus.Observer
 }
 
 // Labels of muster_registrations_total, muster_sessions_lost_total and
@@ -84,6 +89,16 @@ func newMetrics(d *Daemon) *metrics {
 		appendsUndone:   counter(r, "log_appends_undone_total", "Appends taken back since the disk was full."),
 		cutBytes:        counter(r, "log_cut_bytes_total", "Bytes, never acknowledged, that recovery cut from the ends of logs."),
 		syncTimes:       histogram(r, "log_fsync_duration_seconds", "Time of each sync of a log to disk.", diskBuckets).WithLabelValues(),
+	}
+	m.vigilDeaths = counters(r, "vigil_revocations_total", "Sessions of consumers on this host whose process has ended, by what became of their lease.", "result")
+	m.vigilRefused = counters(r, "vigil_refusals_total", "Processes and sessions on this host that are not watched though they asked, by reason.", "reason")
+	m.vigilTimes = histogram(r, "vigil_revocation_duration_seconds",
+		"Time from the end of a consumer's process until its lease is revoked.", storeBuckets).WithLabelValues()
+	for _, result := range vigil.DeathResults {
+		m.vigilDeaths.WithLabelValues(string(result))
+	}
+	for _, reason := range vigil.RefusalReasons {
+		m.vigilRefused.WithLabelValues(string(reason))
 	}
 	for _, o := range []string{outcomeRegistered, outcomeHeld, outcomeFailed} {
 		m.registrations.WithLabelValues(o)
@@ -269,6 +284,19 @@ func (m *metrics) listen(l storage.Listener) storage.Listener {
 	l.AppendUndone = func(storage.AppendUndone) { m.appendsUndone.Inc() }
 	l.Recovered = func(r storage.Recovery) { m.cutBytes.Add(float64(r.BytesCut)) }
 	return l
+}
+
+// vigilHooks count what comes of watching the consumers on this host.
+func (m *metrics) vigilHooks() vigil.Hooks {
+	return vigil.Hooks{
+		OnDeath: func(i vigil.DeathInfo) {
+			m.vigilDeaths.WithLabelValues(string(i.Result)).Inc()
+			if i.Result == vigil.DeathRevoked {
+				m.vigilTimes.Observe(i.Took.Seconds())
+			}
+		},
+		OnRefused: func(r vigil.RefusalReason) { m.vigilRefused.WithLabelValues(string(r)).Inc() },
+	}
 }
 
 // started takes down what each step of the start took.

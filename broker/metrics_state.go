@@ -17,6 +17,7 @@ type state struct {
 	brokers, topics             *prometheus.Desc
 	led, open, failed           *prometheus.Desc
 	logStart, logEnd, logLength *prometheus.Desc
+	processes, sessions         *prometheus.Desc
 }
 
 func newState(d *Daemon) *state {
@@ -37,6 +38,8 @@ func newState(d *Daemon) *state {
 		failed:       desc("partitions_failed", "Partitions whose log could not be opened here, or has failed and is read-only."),
 		logStart:     desc("log_start_offset", "First offset that can be read.", "topic", "partition"),
 		logEnd:       desc("log_end_offset", "Offset after the last record.", "topic", "partition"),
+		processes:    desc("vigil_processes", "Processes on this host that are connected to be watched."),
+		sessions:     desc("vigil_sessions", "Sessions of those processes."),
 		logLength:    desc("log_size_bytes", "Bytes of the log that are on disk, indexes left out.", "topic", "partition"),
 	}
 }
@@ -58,6 +61,8 @@ func (s *state) Collect(to chan<- prometheus.Metric) {
 		lag, revision := s.d.heard()
 		gauge(s.viewLag, lag.Seconds())
 		gauge(s.viewRevision, float64(revision))
+		gauge(s.processes, float64(s.d.vigil.Connections()))
+		gauge(s.sessions, float64(s.d.vigil.Sessions()))
 	}
 	s.collectTopics(gauge)
 }

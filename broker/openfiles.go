@@ -6,6 +6,7 @@ import (
 	"syscall"
 
 	"github.com/muster-io/muster/broker/wire"
+	"github.com/muster-io/muster/vigil"
 )
 
 // errOpenFiles: the limit of open files leaves no room for one more log.
@@ -22,8 +23,9 @@ func openFileLimit() int {
 }
 
 // shareOpenFiles divides a limit: one half is for logs, each of which keeps a file
-// open, and at most a quarter for connections. The rest is etcd's, which ends the
-// process when it cannot open a file.
-func shareOpenFiles(limit int) (logs, connections int) {
-	return limit / 2, max(1, min(wire.DefaultMaxConnections, limit/4))
+// open, at most a quarter for connections, and an eighth for processes that are
+// watched, each of which takes two. The rest is etcd's, which ends the process when it
+// cannot open a file.
+func shareOpenFiles(limit int) (logs, connections, watched int) {
+	return limit / 2, max(1, min(wire.DefaultMaxConnections, limit/4)), max(1, min(vigil.DefaultMaxConnections, limit/16))
 }

@@ -64,9 +64,9 @@ func TestLogsLeaveFilesForOthers(t *testing.T) {
 	put("c", 4)
 	served("c", 4, 1)
 
-	for limit, want := range map[int][2]int{1024: {512, 256}, 1 << 20: {1 << 19, 10_000}, 3: {1, 1}} {
-		if logs, connections := shareOpenFiles(limit); logs != want[0] || connections != want[1] {
-			t.Errorf("of %d: %d logs, %d connections", limit, logs, connections)
+	for limit, want := range map[int][3]int{1024: {512, 256, 64}, 1 << 20: {1 << 19, 10_000, 4096}, 3: {1, 1, 1}} {
+		if logs, connections, watched := shareOpenFiles(limit); [3]int{logs, connections, watched} != want {
+			t.Errorf("of %d: %d logs, %d connections, %d processes", limit, logs, connections, watched)
 		}
 	}
 	if n := openFileLimit(); n < 64 {

@@ -71,7 +71,7 @@ func newTopics(d *Daemon) *topics {
 	t := &topics{d: d, queued: make(chan struct{}, 1), catalog: newCatalog(d.cfg.Root),
 		failing: map[topicNumber]time.Time{}, waiting: map[topicNumber]bool{}, reported: map[string]bool{}, open: map[topicNumber]local{},
 		snapshot: api.Snapshot{Controller: -1}}
-	t.maxLogs, _ = shareOpenFiles(openFileLimit())
+	t.maxLogs, _, _ = shareOpenFiles(openFileLimit())
 	t.dirs = newLogDirs(d.cfg.DataDir, d.log, d.trusted)
 	t.errands = newErrands(d)
 	return t

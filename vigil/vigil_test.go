@@ -439,4 +439,3 @@ func TestAbstractSocketTaken(t *testing.T) {
 		t.Errorf("the log says %q", log.String())
 	}
 }
-
