@@ -262,7 +262,7 @@ func (k *asking) run(ctx context.Context) (err error) {
 	}
 }
 
-// greet reads who the daemon is, and answers its challenge.
+// greet reads who the daemon is.
 func (k *asking) greet(r *bufio.Reader) error {
 	_ = k.conn.SetReadDeadline(time.Now().Add(greetLimit))
 	line, err := readLine(r)
@@ -277,7 +277,7 @@ func (k *asking) greet(r *bufio.Reader) error {
 		return errors.New("it is of another cluster, or speaks another version")
 	}
 	k.broker = g.Broker
-	return k.write(message{Op: opHello, Challenge: g.Challenge})
+	return nil
 }
 
 // inbox holds what the daemon has said. It is read whether or not we are about to

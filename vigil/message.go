@@ -12,17 +12,15 @@ import (
 	"github.com/muster-io/muster/registry"
 )
 
-// Messages are lines of JSON. The daemon speaks first, with a greeting; the consumer
-// repeats its challenge, which proves that it lives after the daemon has got hold of
-// the process, and may then add and remove sessions for as long as it likes. Each add
-// is answered. A bye removes all.
+// Messages are lines of JSON. The daemon speaks first, with a greeting, once it has got
+// hold of the process; the consumer may then add and remove sessions for as long as it
+// likes. Each add is answered. A bye removes all.
 
 // maxMessage bounds a line in both directions, and so the key of a registration.
 const maxMessage = 4 << 10
 
 // What a message asks for.
 const (
-	opHello  = "hello"
 	opAdd    = "add"
 	opRemove = "remove"
 	opBye    = "bye"
@@ -30,19 +28,17 @@ const (
 
 // message is what a consumer says.
 type message struct {
-	Op        string `json:"op"`
-	Challenge string `json:"challenge,omitempty"` // of hello
-	Lease     string `json:"lease,omitempty"`     // of add and remove, in hex as etcdctl prints it
-	Key       string `json:"key,omitempty"`       // of add: the registration
-	Secret    string `json:"secret,omitempty"`    // of add, in hex
+	Op     string `json:"op"`
+	Lease  string `json:"lease,omitempty"`  // of add and remove, in hex as etcdctl prints it
+	Key    string `json:"key,omitempty"`    // of add: the registration
+	Secret string `json:"secret,omitempty"` // of add, in hex
 }
 
 // greeting is the first line of a daemon.
 type greeting struct {
-	Version   int    `json:"version"`
-	Cluster   string `json:"cluster"`
-	Broker    int32  `json:"broker"`
-	Challenge string `json:"challenge"`
+	Version int    `json:"version"`
+	Cluster string `json:"cluster"`
+	Broker  int32  `json:"broker"`
 }
 
 // answer is what the daemon says to an add.
@@ -81,14 +77,14 @@ func readLine(r *bufio.Reader) ([]byte, error) {
 	return line, err
 }
 
-// parseMessage reads a line of a consumer. What it returns is whole: a challenge
-// with a hello, a session with an add, a lease with a remove.
+// parseMessage reads a line of a consumer. What it returns is whole: a session
+// with an add, a lease with a remove.
 func parseMessage(line []byte) (m message, s session, err error) {
 	if err := json.Unmarshal(line, &m); err != nil {
 		return m, s, fmt.Errorf("%w: %w", errMessage, err)
 	}
 	switch m.Op {
-	case opHello, opBye:
+	case opBye:
 		return m, s, nil
 	case opAdd, opRemove:
 	default:

@@ -20,7 +20,7 @@ type process struct {
 
 // peerProcess is the process that connected c. Its pidfd comes from the kernel, or
 // with a kernel before 6.5 is opened by number. That number may be another's by then:
-// who calls must hear from the peer afterwards before trusting it.
+// who calls must see afterwards that the peer has not gone.
 func peerProcess(c *net.UnixConn) (*process, error) { return findPeer(c, peerPidfd) }
 
 // peerProcessByNumber is peerProcess as an older kernel has it.
@@ -31,6 +31,8 @@ func peerProcessByNumber(c *net.UnixConn) (*process, error) {
 func peerPidfd(socket int) (int, error) {
 	return unix.GetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
 }
+
+func openPid(pid int) (int, error) { return unix.PidfdOpen(pid, 0) }
 
 func findPeer(c *net.UnixConn, pidfd func(socket int) (int, error)) (*process, error) {
 	raw, err := c.SyscallConn()
@@ -50,7 +52,7 @@ func findPeer(c *net.UnixConn, pidfd func(socket int) (int, error)) (*process, e
 				err = errors.New("it is in another pid namespace, which needs Linux 6.5")
 				return
 			}
-			peer, err = unix.PidfdOpen(int(cred.Pid), 0)
+			peer, err = openPid(int(cred.Pid))
 		}
 		if err != nil {
 			return

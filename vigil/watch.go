@@ -2,10 +2,8 @@ package vigil
 
 import (
 	"bufio"
-	"crypto/rand"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"sync"
 	"time"
@@ -46,7 +44,10 @@ func (w *watch) run() {
 	defer waiting.Wait()
 	defer w.forget()
 	defer p.close()
-	if err := w.converse(); err != nil {
+	switch err := w.converse(); {
+	case errors.Is(err, errGone):
+		w.refuse(RefusedPeer, err)
+	case err != nil:
 		w.refuse(RefusedMessage, err)
 	}
 	_ = w.conn.Close() // a consumer that lives comes again
@@ -74,12 +75,12 @@ func (w *watch) refuse(r RefusalReason, err error) {
 // converse reads what the process says until the connection ends, and answers. An
 // error is one of the process.
 func (w *watch) converse() error {
-	challenge := rand.Text()
-	if err := w.write(greeting{Version: protocolVersion, Cluster: w.s.o.ClusterID, Broker: w.s.o.Broker, Challenge: challenge}); err != nil {
-		return nil
+	// That this can be written shows that the peer had not closed its end when the pidfd
+	// was open already: where it was found by its number, that was still its own.
+	if err := w.write(greeting{Version: protocolVersion, Cluster: w.s.o.ClusterID, Broker: w.s.o.Broker}); err != nil {
+		return errGone
 	}
 	r := bufio.NewReaderSize(w.conn, maxMessage)
-	greeted := false
 	var idle time.Time // since when it has no session
 	for {
 		// Asking in vain is no way to keep a place.
@@ -101,23 +102,11 @@ func (w *watch) converse() error {
 			return fmt.Errorf("%w: no session for %s", errMessage, w.s.o.idle)
 		}
 		if err != nil {
-			if !greeted && err == io.EOF {
-				return fmt.Errorf("%w: it has gone before it said anything", errMessage)
-			}
 			return nil // gone, or Close
 		}
 		m, session, err := parseMessage(line)
 		if err != nil {
 			return err
-		}
-		if !greeted {
-			// The answer to the challenge was written by a process that had connected and
-			// lived when the pidfd was open already: the number is still its own.
-			if m.Op != opHello || m.Challenge != challenge {
-				return fmt.Errorf("%w: the challenge was not answered", errMessage)
-			}
-			greeted = true
-			continue
 		}
 		switch m.Op {
 		case opAdd:
@@ -151,6 +140,7 @@ func (w *watch) write(m any) error {
 // Why a session is not watched, as the consumer is told. It is not told more, since it
 // has not shown yet that it may know.
 var (
+	errGone    = errors.New("it had gone before it was greeted")
 	errTooMany = errors.New("too many sessions")
 	errProof   = errors.New("no such registration under that lease with that secret")
 	errStore   = errors.New("the registry does not answer")
