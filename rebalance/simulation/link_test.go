@@ -101,6 +101,9 @@ const (
 
 func (l link) fate() fate {
 	w := l.w
+	if l.p != nil && w.now < w.outage {
+		return fate(1 + w.r.IntN(3))
+	}
 	if l.p == nil || !w.profile.storming || w.r.IntN(1000) >= w.profile.faults {
 		return fine
 	}

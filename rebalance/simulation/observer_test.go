@@ -221,9 +221,13 @@ func (b *observer) claimed(p *process, part registry.Partition, thread string, r
 		w.fail("%s becomes the owner of %s, and is not registered under the same lease", p.id, part)
 	}
 	newest := w.views[len(w.views)-1].newest
+	var record int64
+	if w.target != nil {
+		record = w.target.ModRevision
+	}
 	for i := len(w.views) - 1; i >= 0; i-- {
 		v := &w.views[i]
-		if v.gives(part, thread) {
+		if v.gives(part, thread, record) {
 			return
 		}
 		if v.snapshot.Revision <= newest {
@@ -241,6 +245,9 @@ func (b *observer) proposed(p *process, kv registry.KV) {
 	target, err := rebalance.ReadTarget(kv)
 	w.must(err)
 	w.tell("%s writes the target at %d, from the group at %d", p.id, kv.ModRevision, target.Snapshot)
+	if _, registered := w.ids[p.id]; !registered {
+		w.fail("%s writes a target, and is not registered", p.id)
+	}
 	if now := w.views[len(w.views)-1]; now.newest > target.Snapshot {
 		for _, m := range now.snapshot.Members {
 			if _, found := slices.BinarySearch(target.Assignment.Members, m.ID); !found {
@@ -409,6 +416,39 @@ func (w *world) consumed() string {
 		l := w.observer.logs[part]
 		if !l.sloppy && (l.finished < l.end || l.committed < l.end) {
 			return part.String() + " is not read to its end"
+		}
+	}
+	return ""
+}
+
+// recorded tells how history differs from what happened; "" if it does not.
+func (w *world) recorded() string {
+	if !w.profile.history {
+		return ""
+	}
+	entries, bad, err := registry.ReadHistory(ctx, w.twin, w.group)
+	w.must(err)
+	if len(bad) > 0 {
+		return bad[0].Error()
+	}
+	told := map[string]registry.HistoryEntry{}
+	for _, e := range entries {
+		for topic, names := range e.Partitions {
+			for _, name := range names {
+				key := w.group.TopicOwners(topic) + name
+				if e.Action == registry.ActionReleased && told[key].Member != e.Member {
+					return key + " is released by " + e.Member + ", which had not claimed it"
+				}
+				if told[key] = e; e.Action == registry.ActionReleased {
+					delete(told, key)
+				}
+			}
+		}
+	}
+	for part, is := range w.owners() {
+		e := told[w.group.Owner(part)]
+		if e.Revision != is.token || !strings.HasPrefix(is.thread, e.Member+"-") {
+			return "history does not tell that " + is.thread + " has claimed " + part.String()
 		}
 	}
 	return ""

@@ -403,6 +403,9 @@ func (p *process) viewSoon(i int) {
 
 // lag is what it takes until a watch tells.
 func (p *process) lag() time.Duration {
+	if w := p.w; w.outage > w.now {
+		return w.outage - w.now + w.latency()
+	}
 	if p.slow > p.w.now {
 		p.w.counts[lateWatches]++
 		return p.w.between(0, 2*(p.slow-p.w.now))
@@ -506,10 +509,10 @@ func (p *process) claim(t *task, s *session, a rebalance.Claim) {
 	if a.Target != 0 {
 		guard.Target, guard.TargetRevision = w.group.Target(), a.Target
 	}
-	results, revision, err := registry.Claim(ctx, p.link, s.lease, guard, list, nil)
+	results, revision, err := registry.Claim(ctx, p.link, s.lease, guard, list, p.note(registry.ActionClaimed, a.Reason))
 	for w.off == recomputeStale && errors.Is(err, registry.ErrStale) && s.alive() {
 		guard.Snapshot = w.twin.Revision()
-		results, revision, err = registry.Claim(ctx, p.link, s.lease, guard, list, nil)
+		results, revision, err = registry.Claim(ctx, p.link, s.lease, guard, list, p.note(registry.ActionClaimed, a.Reason))
 	}
 	answer := rebalance.ClaimAnswered{Number: a.Number, Revision: revision, Stale: errors.Is(err, registry.ErrStale)}
 	answer.Unknown = err != nil && !answer.Stale
@@ -536,6 +539,26 @@ func (p *process) claim(t *task, s *session, a rebalance.Claim) {
 	})
 }
 
+// note makes the history entry of one transaction.
+func (p *process) note(action, reason string) registry.Note {
+	w := p.w
+	if !w.profile.history {
+		return nil
+	}
+	return func(keys []string) (string, []byte) {
+		rec := registry.HistoryRecord{Version: 1, Time: "1", Member: p.id, Action: action, Reason: reason, Partitions: map[string][]string{}}
+		for _, key := range keys {
+			part, err := w.group.ParsePartition(key)
+			w.must(err)
+			rec.Partitions[part.Topic] = append(rec.Partitions[part.Topic], part.Name())
+		}
+		value, err := registry.Encode(rec)
+		w.must(err)
+		w.entries++
+		return w.group.HistoryEntry(1, p.id, w.entries), value
+	}
+}
+
 func (p *process) propose(t *task, s *session, a rebalance.Propose) {
 	t.within(callLimit)
 	guard := registry.Guard{Registration: a.Registration, IDs: p.w.group.IDs(), Snapshot: a.Snapshot}
@@ -558,7 +581,7 @@ func (p *process) release(t *task, s *session, a rebalance.Release) {
 	for i, h := range a.Held {
 		list[i] = registry.OwnerRelease{Key: p.w.group.Owner(h.Partition), Token: h.Token}
 	}
-	revision, err := registry.Release(ctx, p.link, s.lease, list, nil)
+	revision, err := registry.Release(ctx, p.link, s.lease, list, p.note(registry.ActionReleased, a.Reason))
 	failed := err != nil
 	if failed && p.w.off == releaseDoubt {
 		failed, revision = false, p.w.twin.Revision()

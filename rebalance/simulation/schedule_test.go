@@ -56,6 +56,9 @@ const (
 	staleProposals
 	refusals
 	filters
+	outages
+	suspends
+	compactions
 	calmJoins
 	calmLeaves
 	calmPartitions
@@ -67,7 +70,7 @@ var countNames = [numCounts]string{"joins", "leaves", "crashes", "restarts at on
 	"brokers back", "logs trimmed", "watches cut", "late watches", "slow messages", "slow handlers", "lost replies", "late effects", "lost requests", "lost renewals",
 	"stale claims", "registered again", "fenced commits", "offsets out of range", "partitions lost", "owner keys claimed", "records handed over",
 	"records finished again", "commits admitted", "target records deleted by hand", "target records garbled", "targets written", "stale proposals", "refusals told", "members with a filter",
-	"calm joins", "calm leaves", "calm partitions"}
+	"outages of the registry", "suspends of all", "compactions", "calm joins", "calm leaves", "calm partitions"}
 
 // result is what one run came to.
 type result struct {
@@ -117,6 +120,7 @@ func (w *world) draw() {
 	p.ttl = []time.Duration{2 * sec, 2 * sec, 3 * sec, 6 * sec}[w.r.IntN(4)]
 	p.handling = []time.Duration{5 * ms, 50 * ms, 200 * ms}[w.r.IntN(3)]
 	p.commits = []time.Duration{300 * ms, sec, 5 * sec}[w.r.IntN(3)]
+	p.history = w.chance(3)
 	p.faults = []int{0, 20, 60, 150}[w.r.IntN(4)]
 	switch w.r.IntN(8) {
 	case 0, 1:
@@ -313,7 +317,26 @@ func (w *world) disturb() {
 		w.join()
 		return
 	}
-	switch w.r.IntN(23) {
+	switch w.r.IntN(25) {
+	case 23:
+		w.counts[outages]++
+		w.outage = w.now + w.between(100*ms, w.profile.ttl*3/2)
+		w.tell("the registry does not answer until %s", w.outage)
+	case 24:
+		if w.chance(2) {
+			w.counts[suspends]++
+			d := w.between(100*ms, w.profile.ttl*3/2)
+			for _, p := range w.procs {
+				p.stop(d + w.between(0, 20*ms))
+			}
+			break
+		}
+		w.counts[compactions]++
+		for _, p := range w.procs {
+			for _, part := range sortedWatches(p.watches) {
+				p.watches[part].cut()
+			}
+		}
 	case 22:
 		if w.chance(2) {
 			w.counts[deletedTargets]++
@@ -543,6 +566,9 @@ func (w *world) drain() {
 		if w.now-began > quietBound {
 			w.fail("%s after %s", why, quietBound)
 		}
+	}
+	if why := w.recorded(); why != "" {
+		w.fail("%s", why)
 	}
 	if why := w.verify(); why != "" {
 		w.fail("quiet no more: %s", why)

@@ -53,6 +53,8 @@ type world struct {
 	observer observer
 	profile  profile
 	started  int
+	entries  uint64        // of history
+	outage   time.Duration // until then the registry does not answer
 	ended    bool
 }
 
@@ -63,6 +65,7 @@ type profile struct {
 	commits    time.Duration // commit interval
 	faults     int           // of 1,000 calls so many go wrong while it storms
 	storming   bool
+	history    bool       // members write it
 	lists      [][]string // of strategies, that members state
 	uniform    bool       // members have the same subscription
 	members    int
@@ -98,11 +101,14 @@ func (v *view) divided() bool {
 }
 
 // gives tells whether a member may claim the partition by this state: by sticky, if
-// the target says so, for whatever group it was made.
-func (v *view) gives(part registry.Partition, thread string) bool {
-	if t := v.snapshot.Target; t != nil && rebalance.Agree(v.snapshot.Members) == rebalance.StrategySticky {
+// the target that stands, that of record, says so, for whatever group it was made.
+func (v *view) gives(part registry.Partition, thread string, record int64) bool {
+	if t := v.snapshot.Target; t != nil && t.Record == record && rebalance.Agree(v.snapshot.Members) == rebalance.StrategySticky {
 		due, ok := t.Assignment.Owner(part)
 		return ok && due == thread
+	}
+	if rebalance.Agree(v.snapshot.Members) == rebalance.StrategySticky {
+		return false
 	}
 	a, err := v.assign()
 	if err != nil {
