@@ -1,0 +1,293 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/muster-io/muster/rebalance"
+	"github.com/muster-io/muster/registry"
+)
+
+// stage is a root of its own on the live registry, with a group that a test sets up
+// key by key.
+type stage struct {
+	t     *testing.T
+	st    registry.Store
+	root  registry.Root
+	paths registry.GroupPaths
+	lease registry.LeaseID // that all members share
+}
+
+func newStage(t *testing.T, path string) *stage {
+	t.Helper()
+	st := openLive(t)
+	root, err := registry.ParseRoot(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &stage{t, st, root, root.Group("g"), keptAlive(t, st).Lease()}
+}
+
+func (s *stage) topic(name string, partitions int) {
+	var list []string
+	for p := range partitions {
+		list = append(list, fmt.Sprintf(`"%d":[1]`, p))
+	}
+	plant(s.t, s.st, s.root.Topic(name), `{"version":1,"partitions":{`+strings.Join(list, ",")+`}}`, 0)
+}
+
+func (s *stage) member(id, strategy, subscription string) {
+	plant(s.t, s.st, s.paths.ID(id), fmt.Sprintf(`{"version":1,"subscription":%s,"pattern":"static","timestamp":"%d","strategy":[%q]}`,
+		subscription, time.Now().Add(-90*time.Second).UnixMilli(), strategy), s.lease)
+}
+
+func (s *stage) partition(topic string, number int32) registry.Partition {
+	return registry.Partition{Topic: topic, Home: 1, Number: number}
+}
+
+func (s *stage) own(id, topic string, numbers ...int32) {
+	for _, n := range numbers {
+		plant(s.t, s.st, s.paths.Owner(s.partition(topic, n)), rebalance.ThreadID(id, 0), s.lease)
+	}
+}
+
+func (s *stage) disown(topic string, number int32) {
+	s.t.Helper()
+	if _, err := s.st.Txn(s.t.Context(), registry.Txn{Then: []registry.Op{registry.Delete(s.paths.Owner(s.partition(topic, number)))}}); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// claimed is an owner key with the entry of history that stands beside it.
+func (s *stage) claimed(id, topic string, number int32, at time.Time, reason string) {
+	s.t.Helper()
+	p := s.partition(topic, number)
+	value, err := json.Marshal(registry.HistoryRecord{Version: 1, Time: fmt.Sprint(at.UnixMilli()), Member: id, Action: registry.ActionClaimed,
+		Partitions: map[string][]string{topic: {p.Name()}}, Reason: reason, Strategy: "range", Snapshot: 1})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	_, err = s.st.Txn(s.t.Context(), registry.Txn{Then: []registry.Op{
+		registry.Put(s.paths.Owner(p), []byte(rebalance.ThreadID(id, 0)), s.lease),
+		registry.Put(s.paths.HistoryEntry(at.UnixMilli(), id, uint64(number)), value, 0)}})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *stage) groups(args ...string) (status int, stdout, stderr string) {
+	s.t.Helper()
+	return ask(s.t, "", append(append([]string{"groups"}, args...), "--registry-root", string(s.root))...)
+}
+
+// Field case 08 (b): of 38 members 16 own a partition each, and 22 own none. All of
+// them are healthy.
+func TestCase08(t *testing.T) {
+	s := newStage(t, "/groups-case08")
+	s.topic("t", 16)
+	for i := range 38 {
+		id := fmt.Sprintf("c%02d", i)
+		s.member(id, "range", `{"t":1}`)
+		if i < 16 {
+			s.own(id, "t", int32(i))
+		}
+	}
+	status, out, stderr := s.groups("describe", "g")
+	if status != 0 || stderr != "" {
+		t.Fatal(status, stderr)
+	}
+	if first, _, _ := strings.Cut(out, "\n"); first != "group g, 38 members, strategy range, stable" {
+		t.Error(first)
+	}
+	if strings.Contains(out, "ownerless") || strings.Contains(out, "moving") {
+		t.Error(out)
+	}
+	status, out, _ = s.groups("describe", "g", "-o", "json")
+	d := parse[struct {
+		State   string
+		Members []struct{ Owns, Due int }
+	}](t, out)
+	idle := 0
+	for _, m := range d.Members {
+		if m.Owns == 0 && m.Due == 0 {
+			idle++
+		}
+	}
+	if status != 0 || d.State != "stable" || idle != 22 {
+		t.Errorf("state %s, %d idle", d.State, idle)
+	}
+	if status, out, stderr := s.groups("verify", "g"); status != 0 || out != "Rebalance operation successful !\n" || stderr != "" {
+		t.Error(status, out, stderr)
+	}
+}
+
+// The line that 0.8.2's tool wrote on stdout and its reasons on stderr, but true.
+func TestVerify(t *testing.T) {
+	s := newStage(t, "/groups-verify")
+	s.topic("fa", 2)
+	plant(t, s.st, s.paths.Offset(s.partition("fa", 0)), "4", 0)
+	if status, out, stderr := s.groups("verify", "g"); status != 0 || out != "Rebalance operation successful !\n" || stderr != "group g has no members\n" {
+		t.Error(status, out, stderr)
+	}
+	s.member("gm_c1", "range", `{"fa":1}`)
+	s.own("gm_c1", "fa", 0)
+	plant(t, s.st, s.paths.Owner(s.partition("fa", 1)), "gm_c2-0", s.lease)
+	const notes = "Owner gm_c2-0 for partition [fa,1] is not a valid member of consumer group g\nmuster: group g is not in order, for 1 reasons\n"
+	if status, out, stderr := s.groups("verify", "g"); status != 1 || out != "Rebalance operation failed !\n" || stderr != notes {
+		t.Error(status, out, stderr)
+	}
+	status, out, _ := s.groups("verify", "g", "-o", "json", "--wait", "50ms")
+	if v := parse[struct {
+		Right   bool
+		Reasons []string
+	}](t, out); status != 1 || v.Right || len(v.Reasons) != 1 {
+		t.Error(status, out)
+	}
+	done := make(chan string, 1)
+	go func() {
+		status, out, stderr := s.groups("verify", "g", "--wait", "30s")
+		done <- fmt.Sprint(status, " ", out, stderr)
+	}()
+	s.disown("fa", 1)
+	s.own("gm_c1", "fa", 1)
+	if got := <-done; got != "0 Rebalance operation successful !\n" {
+		t.Error(got)
+	}
+	if status, _, stderr := s.groups("verify", "nosuch"); status != 1 || !strings.Contains(stderr, "group not found: nosuch") {
+		t.Error(status, stderr)
+	}
+	if status, _, stderr := s.groups("verify", "nosuch", "--wait", "50ms"); status != 1 || !strings.Contains(stderr, "Consumer group nosuch has no members") {
+		t.Error(status, stderr)
+	}
+}
+
+// What roundrobin refuses is said with why, by every tool.
+func TestRefusedGroup(t *testing.T) {
+	s := newStage(t, "/groups-refused")
+	s.topic("t", 2)
+	s.topic("u", 1)
+	s.member("a", "roundrobin", `{"t":1}`)
+	s.own("a", "t", 0, 1)
+	s.member("b", "roundrobin", `{"t":1,"u":1}`)
+	_, out, _ := s.groups("describe", "g")
+	for _, want := range []string{"strategy roundrobin, refused\n", "refused: roundrobin needs members that all subscribe to the same topics",
+		"ownerless: u/0: the group cannot be divided: roundrobin needs"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+	if status, _, stderr := s.groups("verify", "g"); status != 1 || !strings.Contains(stderr, "Consumer group g cannot be divided: roundrobin needs") {
+		t.Error(status, stderr)
+	}
+	if status, out, _ := s.groups("plan", "g"); status != 0 || !strings.HasPrefix(out, "group g, strategy roundrobin: refused, nothing would move: roundrobin needs") {
+		t.Error(status, out)
+	}
+	if status, out, _ := s.groups("plan", "g", "--without", "b"); status != 0 || !strings.HasPrefix(out, "group g, strategy roundrobin: 0 of 2 partitions would move\n") {
+		t.Error(status, out)
+	}
+}
+
+func TestPlan(t *testing.T) {
+	s := newStage(t, "/groups-plan")
+	s.topic("t", 4)
+	for i, id := range []string{"host-1:7", "host-2:8"} {
+		s.member(id, "range", `{"t":1}`)
+		s.own(id, "t", int32(2*i), int32(2*i+1))
+	}
+	for args, want := range map[string]string{
+		"g": "group g, strategy range: 0 of 4 partitions would move\nMEMBER    BEFORE  AFTER\nhost-1:7  2       2\nhost-2:8  2       2\n",
+		"g --without host-1": `group g, strategy range: 2 of 4 partitions would move
+TOPIC  PARTITION  BROKER  FROM        TO
+t      0          1       host-1:7-0  host-2:8-0
+t      1          1       host-1:7-0  host-2:8-0
+
+MEMBER    BEFORE  AFTER
+host-1:7  2       -
+host-2:8  2       4
+`,
+		"g --add 2": `group g, strategy range: 2 of 4 partitions would move
+TOPIC  PARTITION  BROKER  FROM        TO
+t      1          1       host-1:7-0  host-2:8-0
+t      2          1       host-2:8-0  new-1-0
+t      3          1       host-2:8-0  new-2-0
+
+MEMBER    BEFORE  AFTER
+host-1:7  2       1
+host-2:8  2       1
+new-1     -       1
+new-2     -       1
+`,
+	} {
+		want = strings.Replace(want, "2 of 4 partitions would move\nTOPIC  PARTITION  BROKER  FROM        TO\nt      1 ", "3 of 4 partitions would move\nTOPIC  PARTITION  BROKER  FROM        TO\nt      1 ", 1)
+		status, out, stderr := s.groups(append([]string{"plan"}, strings.Fields(args)...)...)
+		if status != 0 || out != want || strings.Contains(args, "--add") != strings.Contains(stderr, "the order of ids decides") {
+			t.Errorf("%s: status %d\n%s\nwant\n%s\n%s", args, status, out, want, stderr)
+		}
+	}
+	for args, says := range map[string]string{
+		"g --without host":  "more than one member begins with \"host\": host-1:7, host-2:8",
+		"g --without x":     "no such member: \"x\"",
+		"g --add -1":        "--add -1",
+		"g --strategy best": "--strategy \"best\" is not known",
+		"":                  "want one argument, the group's name",
+	} {
+		if status, _, stderr := s.groups(append([]string{"plan"}, strings.Fields(args)...)...); status != 2 || !strings.Contains(stderr, says) {
+			t.Errorf("%s: status %d, %s", args, status, stderr)
+		}
+	}
+}
+
+func TestHistory(t *testing.T) {
+	s := newStage(t, "/groups-history")
+	s.topic("t", 2)
+	s.member("a", "range", `{"t":1}`)
+	at := time.Now().Add(-time.Hour)
+	s.claimed("dead", "t", 1, at, "joined")
+	s.disown("t", 1)
+	s.claimed("a", "t", 0, at.Add(time.Minute), "joined")
+	s.claimed("a", "t", 1, at.Add(30*time.Minute), "member dead left")
+	lines := func(args ...string) []string {
+		t.Helper()
+		status, out, stderr := s.groups(append([]string{"history", "g"}, args...)...)
+		if status != 0 || stderr != "" {
+			t.Fatal(status, stderr)
+		}
+		var list []string
+		for _, line := range strings.Split(strings.TrimSpace(out), "\n")[1:] {
+			f := strings.Fields(line)
+			list = append(list, strings.Join(f[2:], " "))
+		}
+		return list
+	}
+	const ended = "dead ended t/1 its session ended, or the owner key was deleted; nobody released it"
+	for args, want := range map[string]string{
+		"":                                       "dead claimed t/1 joined|a claimed t/0 joined|" + ended + "|a claimed t/1 member dead left",
+		"--partition t/0":                        "a claimed t/0 joined",
+		"--partition t/1-0":                      "a claimed t/0 joined",
+		"--limit 1":                              "a claimed t/1 member dead left",
+		"--since 40m":                            "a claimed t/1 member dead left",
+		"--partition u":                          "",
+		"--since 2020-01-01T00:00:00Z --limit 2": ended + "|a claimed t/1 member dead left",
+	} {
+		if got := strings.Join(lines(strings.Fields(args)...), "|"); got != want {
+			t.Errorf("%s:\n%s\nwant\n%s", args, got, want)
+		}
+	}
+	status, out, _ := s.groups("history", "g", "-o", "json", "--limit", "2")
+	list := parse[[]map[string]any](t, out)
+	if status != 0 || len(list) != 2 || list[0]["time"] != nil || list[0]["action"] != "ended" || list[1]["time"] == nil || list[1]["snapshot"] != 1.0 {
+		t.Error(out)
+	}
+	_, out, _ = s.groups("describe", "g")
+	if !strings.Contains(out, "30m") || !strings.Contains(out, "59m") {
+		t.Errorf("it does not say for how long:\n%s", out)
+	}
+	for args, says := range map[string]string{"--limit 0": "--limit 0", "--since soon": "--since \"soon\"", "--partition t/x": "--partition"} {
+		if status, _, stderr := s.groups(append([]string{"history", "g"}, strings.Fields(args)...)...); status != 2 || !strings.Contains(stderr, says) {
+			t.Errorf("%s: status %d, %s", args, status, stderr)
+		}
+	}
+}
