@@ -26,6 +26,7 @@ type Line struct {
 	Lease          *string `json:"lease"`
 	Offset         *int64  `json:"offset"`
 	PreviousOffset *int64  `json:"previous_offset"`
+	Reason         *string `json:"reason"` // of a claim or release, where the group's history tells it
 	Text           string  `json:"text"`
 	// Detail is set on what would drown the rest: commits, counts, and the states
 	// that come and go with their topic.
@@ -35,6 +36,8 @@ type Line struct {
 // Kinds of Line that a reader filters by.
 const (
 	KindCommitted = "committed"
+	KindClaimed   = "claimed"
+	KindReleased  = "released"
 	KindMissed    = "missed" // history was lost; what follows or came before is the difference
 	KindSilent    = "registry-silent"
 	KindRecovered = "registry-recovered"
@@ -225,11 +228,11 @@ func (t *teller) owner() {
 	case t.e.Deleted && t.ended:
 		t.say("lost", "%slost by %s: its session ended", where, owner)
 	case t.e.Deleted:
-		t.say("released", "%sreleased by %s", where, owner)
+		t.say(KindReleased, "%sreleased by %s", where, owner)
 	case t.created && t.e.Previous == nil:
-		t.say("claimed", "%sclaimed by %s%s", where, owner, t.lease())
+		t.say(KindClaimed, "%sclaimed by %s%s", where, owner, t.lease())
 	case t.created:
-		t.say("claimed", "%sclaimed by %s%s; it was owned by %s", where, owner, t.lease(), shown(t.before.Value))
+		t.say(KindClaimed, "%sclaimed by %s%s; it was owned by %s", where, owner, t.lease(), shown(t.before.Value))
 	default:
 		t.say("owner-rewritten", "%sowner key rewritten: %s%s, was %s", where, owner, t.lease(), shown(t.before.Value))
 	}

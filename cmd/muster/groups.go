@@ -27,6 +27,7 @@ func groupsCommand() *cli.Command {
 			groupsVerifyCommand(),
 			groupsPlanCommand(),
 			groupsHistoryCommand(),
+			groupsWatchCommand(),
 			{Name: "delete", Usage: "delete groups that have no members, with their offsets", ArgsUsage: "NAME…", Flags: clientFlags(), Action: deleteGroups},
 		},
 	}

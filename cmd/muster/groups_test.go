@@ -1,8 +1,11 @@
 package main
 
 import (
+	"bufio"
+	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"strings"
 	"testing"
 	"time"
@@ -289,5 +292,74 @@ func TestHistory(t *testing.T) {
 		if status, _, stderr := s.groups(append([]string{"history", "g"}, strings.Fields(args)...)...); status != 2 || !strings.Contains(stderr, says) {
 			t.Errorf("%s: status %d, %s", args, status, stderr)
 		}
+	}
+}
+
+// groupWatch runs groups watch and returns its lines once it has begun.
+func groupWatch(t *testing.T, ctx context.Context, args ...string) (lines <-chan string, ended func() int) {
+	t.Helper()
+	out, outWriter := io.Pipe()
+	errOut, errWriter := io.Pipe()
+	args = append([]string{"muster", "groups", "watch", "--etcd-endpoints", live.daemon.EtcdEndpoints()[0]}, args...)
+	status := make(chan int, 1)
+	go func() {
+		status <- run(ctx, args, strings.NewReader(""), outWriter, errWriter)
+		outWriter.Close()
+		errWriter.Close()
+	}()
+	notices := bufio.NewScanner(errOut)
+	if !notices.Scan() || !strings.HasPrefix(notices.Text(), "watching from revision ") {
+		t.Fatalf("it begins with %q", notices.Text())
+	}
+	go func() {
+		_, _ = io.Copy(io.Discard, errOut)
+	}()
+	ch := make(chan string, 100)
+	go func() {
+		defer close(ch)
+		for s := bufio.NewScanner(out); s.Scan(); {
+			ch <- s.Text()
+		}
+	}()
+	return ch, func() int { return <-status }
+}
+
+// What members do is told in the words of registry watch, and what that makes of the
+// group besides.
+func TestWatchGroup(t *testing.T) {
+	s := newStage(t, "/groups-watch")
+	s.topic("t", 1)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	lines, ended := groupWatch(t, ctx, "g", "--registry-root", string(s.root))
+	next := func(want string) {
+		t.Helper()
+		_, got, _ := strings.Cut(<-lines, " rev=")
+		_, got, _ = strings.Cut(got, " group=g ")
+		if lease := strings.Index(got, " (lease "); lease >= 0 {
+			got = got[:lease] + got[lease+strings.Index(got[lease:], ")")+1:]
+		}
+		if got != want {
+			t.Errorf("told\n%s\nwant\n%s", got, want)
+		}
+	}
+	next("empty: 0 members, strategy none, 0 of 0 partitions owned")
+	s.member("a", "range", `{"t":1}`)
+	next("member=a joined: t, streams 1")
+	next("rebalancing: member a joined")
+	next("topic=t partitions=0 ownerless for 1 s: a-0 is due it and has not claimed it")
+	s.claimed("a", "t", 0, time.Now(), "joined")
+	next("topic=t partition=1-0 claimed by a-0: joined")
+	if _, got, _ := strings.Cut(<-lines, " group=g topic=t partitions=0 owned again after "); got == "" {
+		t.Error("it is not told that the partition is owned")
+	}
+	if _, got, _ := strings.Cut(<-lines, " group=g stable after "); !strings.HasSuffix(got, " s: 1 of 1 partitions changed owners") {
+		t.Error(got)
+	}
+	cancel()
+	for range lines {
+	}
+	if status := ended(); status != 0 {
+		t.Error(status)
 	}
 }
