@@ -264,6 +264,9 @@ func (d *Daemon) loadTopics(ctx, limited context.Context) error {
 	}
 	d.topics.pulse.beat()
 	d.work.Go(func() { d.topics.follow(d.ctx, view.Trouble()) })
+	if d.cfg.HTTP != "" { // else nobody could read what it counts
+		d.work.Go(func() { d.metrics.groups.run(d.ctx, d.store, d.cfg.SessionTimeout/2, d.log) })
+	}
 	d.work.Go(func() { d.topics.errands.run(d.ctx) })
 	d.work.Go(func() { d.topics.dirs.run(d.ctx) })
 	return nil

@@ -336,6 +336,20 @@ func TestMetricsAreDocumented(t *testing.T) {
 	d := start(t, withHTTP(t))
 	k := newClient(t, d, kgo.AllowAutoTopicCreation(), kgo.DefaultProduceTopic("t"))
 	must(t, k.ProduceSync(t.Context(), kgo.StringRecord("a")).FirstErr()) // creates the topic, told to wait first
+	st := openStore(t, d)
+	lease, err := st.Grant(t.Context(), time.Minute)
+	must(t, err)
+	_, err = st.Txn(t.Context(), registry.Txn{Then: []registry.Op{registry.Put(registry.Root("").Group("g").ID("c"),
+		[]byte(`{"version":1,"subscription":{"t":1},"pattern":"static","timestamp":"1","strategy":["range"]}`), lease.ID)}})
+	must(t, err)
+	eventually(t, func() string {
+		for series, want := range map[string]float64{`muster_group_members{group="g"}`: 1, `muster_group_partitions_ownerless{group="g"}`: 2} {
+			if n, ok := sample(t, d.HTTPAddress(), series); n != want || !ok {
+				return fmt.Sprintf("%s is %v, want %v", series, n, want)
+			}
+		}
+		return ""
+	})
 	status, page := get(t, d.HTTPAddress(), "/metrics", "")
 	if status != http.StatusOK {
 		t.Fatal(page)

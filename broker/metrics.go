@@ -25,6 +25,7 @@ import (
 type metrics struct {
 	registry *prometheus.Registry
 	wire     *wireMetrics
+	groups   *groupMetrics
 
 	registrations *prometheus.CounterVec // by outcome
 	sessionsLost  *prometheus.CounterVec // by reason
@@ -73,6 +74,7 @@ func newMetrics(d *Daemon) *metrics {
 	m := &metrics{
 		registry: r,
 		wire:     newWireMetrics(r),
+		groups:   newGroupMetrics(d.cfg.Root, r),
 		registrations: counters(r, "registrations_total",
 			"Attempts of the daemon to register itself, by outcome.", "outcome"),
 		sessionsLost: counters(r, "sessions_lost_total", "Sessions of the daemon that were lost, by reason.", "reason"),
