@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
@@ -31,7 +30,18 @@ func newStage(t *testing.T, path string) *stage {
 	if err != nil {
 		t.Fatal(err)
 	}
+	clearAfter(t, st, root.Prefix())
 	return &stage{t, st, root, root.Group("g"), keptAlive(t, st).Lease()}
+}
+
+// clearAfter takes away what a test leaves behind, so that it can be run again.
+func clearAfter(t *testing.T, st registry.Store, prefix string) {
+	t.Cleanup(func() {
+		op := registry.Op{Kind: registry.OpDelete, Key: prefix, Prefix: true}
+		if _, err := st.Txn(context.Background(), registry.Txn{Then: []registry.Op{op}}); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func (s *stage) topic(name string, partitions int) {
@@ -64,21 +74,40 @@ func (s *stage) disown(topic string, number int32) {
 	}
 }
 
-// claimed is an owner key with the entry of history that stands beside it.
-func (s *stage) claimed(id, topic string, number int32, at time.Time, reason string) {
+// moved is a transaction by which a member claims or releases, with its entry of the
+// history.
+func (s *stage) moved(action, id, topic string, at time.Time, reason string, numbers ...int32) {
 	s.t.Helper()
-	p := s.partition(topic, number)
-	value, err := json.Marshal(registry.HistoryRecord{Version: 1, Time: fmt.Sprint(at.UnixMilli()), Member: id, Action: registry.ActionClaimed,
-		Partitions: map[string][]string{topic: {p.Name()}}, Reason: reason, Strategy: "range", Snapshot: 1})
+	rec := registry.HistoryRecord{Version: 1, Time: fmt.Sprint(at.UnixMilli()), Member: id, Action: action,
+		Partitions: map[string][]string{}, Reason: reason, Strategy: "range", Snapshot: 1}
+	var txn registry.Txn
+	for _, n := range numbers {
+		p := s.partition(topic, n)
+		rec.Partitions[topic] = append(rec.Partitions[topic], p.Name())
+		op := registry.Delete(s.paths.Owner(p))
+		if action == registry.ActionClaimed {
+			op = registry.Put(s.paths.Owner(p), []byte(rebalance.ThreadID(id, 0)), s.lease)
+		}
+		txn.Then = append(txn.Then, op)
+	}
+	value, err := registry.Encode(rec)
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	_, err = s.st.Txn(s.t.Context(), registry.Txn{Then: []registry.Op{
-		registry.Put(s.paths.Owner(p), []byte(rebalance.ThreadID(id, 0)), s.lease),
-		registry.Put(s.paths.HistoryEntry(at.UnixMilli(), id, uint64(number)), value, 0)}})
-	if err != nil {
+	txn.Then = append(txn.Then, registry.Put(s.paths.HistoryEntry(at.UnixMilli(), id, uint64(numbers[0])), value, 0))
+	if _, err := s.st.Txn(s.t.Context(), txn); err != nil {
 		s.t.Fatal(err)
 	}
+}
+
+func (s *stage) claimed(id, topic string, at time.Time, reason string, numbers ...int32) {
+	s.t.Helper()
+	s.moved(registry.ActionClaimed, id, topic, at, reason, numbers...)
+}
+
+func (s *stage) released(id, topic string, at time.Time, reason string, numbers ...int32) {
+	s.t.Helper()
+	s.moved(registry.ActionReleased, id, topic, at, reason, numbers...)
 }
 
 func (s *stage) groups(args ...string) (status int, stdout, stderr string) {
@@ -248,10 +277,10 @@ func TestHistory(t *testing.T) {
 	s.topic("t", 2)
 	s.member("a", "range", `{"t":1}`)
 	at := time.Now().Add(-time.Hour)
-	s.claimed("dead", "t", 1, at, "joined")
+	s.claimed("dead", "t", at, "joined", 1)
 	s.disown("t", 1)
-	s.claimed("a", "t", 0, at.Add(time.Minute), "joined")
-	s.claimed("a", "t", 1, at.Add(30*time.Minute), "member dead left")
+	s.claimed("a", "t", at.Add(time.Minute), "joined", 0)
+	s.claimed("a", "t", at.Add(30*time.Minute), "member dead left", 1)
 	lines := func(args ...string) []string {
 		t.Helper()
 		status, out, stderr := s.groups(append([]string{"history", "g"}, args...)...)
@@ -348,7 +377,7 @@ func TestWatchGroup(t *testing.T) {
 	next("member=a joined: t, streams 1")
 	next("rebalancing: member a joined")
 	next("topic=t partitions=0 ownerless for 1 s: a-0 is due it and has not claimed it")
-	s.claimed("a", "t", 0, time.Now(), "joined")
+	s.claimed("a", "t", time.Now(), "joined", 0)
 	next("topic=t partition=1-0 claimed by a-0: joined")
 	if _, got, _ := strings.Cut(<-lines, " group=g topic=t partitions=0 owned again after "); got == "" {
 		t.Error("it is not told that the partition is owned")
