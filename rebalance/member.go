@@ -60,11 +60,12 @@ type Member struct {
 	retryAt  time.Duration // no claim or release before; 0 is now
 	retrying time.Duration // the pause before the next retry
 
-	proposal  *Propose      // under way
-	outdated  bool          // the target record is not one for the snapshot considered
-	awaited   int64         // mod-revision of the target record when proposeAt was set
-	adopted   *Target       // the last one that was written by us
-	proposeAt time.Duration // when the target is to be proposed; 0 is never
+	proposal  *Propose // under way
+	outdated  bool     // the target record is not one for the snapshot considered
+	awaited   int64    // mod-revision of the target record when that was decided
+	adopted   *Target  // the last one that was written by us
+	expecting bool     // a target; if there is none by proposeAt, it is proposed
+	proposeAt time.Duration
 
 	touched []registry.Partition            // by this step, to be reconciled
 	wanting map[registry.Partition]struct{} // idle and due
@@ -175,7 +176,11 @@ func (m *Member) Wake() (at time.Duration, ok bool) {
 	if claimAt <= m.retryAt {
 		claimAt = 0 // of no use before the other
 	}
-	for _, t := range []time.Duration{m.retryAt, claimAt, m.storm.divideAt, m.proposeAt} {
+	proposeAt := m.proposeAt
+	if !m.expecting {
+		proposeAt = 0
+	}
+	for _, t := range []time.Duration{m.retryAt, claimAt, m.storm.divideAt, proposeAt} {
 		if t != 0 && (at == 0 || t < at) {
 			at = t
 		}
@@ -254,7 +259,7 @@ func (m *Member) lose() []Action {
 	m.registration, m.claim, m.release, m.share, m.asked = nil, nil, nil, nil, false
 	m.considered, m.shared, m.frozen = nil, nil, false
 	m.retryAt, m.retrying, m.claimAt, m.stales = 0, minRetryPause, 0, 0
-	m.proposal, m.outdated, m.proposeAt = nil, false, 0
+	m.proposal, m.outdated, m.expecting = nil, false, false
 	return out
 }
 

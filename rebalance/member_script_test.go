@@ -22,17 +22,20 @@ var rewrite = flag.Bool("rewrite", false, "write what the scripts give into them
 //
 //	> registered 5                   at that revision
 //	> snapshot 10 registered 5 partitions 2 members c:1 d:2
-//	                                 consumer and number of streams
+//	                                 consumer and number of streams; d:1:2 has 2 of a
+//	                                 topic u, which is not there; +20 is a crowd
 //	... partitions 2 created 8 members ...
 //	                                 the revision at which t's record was created
 //	> answered 1 at 20 mine 18       to the first claim, an outcome for each partition:
-//	                                 mine TOKEN, held TOKEN, other TOKEN (mine, but
-//	                                 naming another thread); then perhaps stale, unknown
+//	                                 mine TOKEN, held TOKEN, held TOKEN/THREAD, other
+//	                                 TOKEN (mine, but naming another thread); then
+//	                                 perhaps stale, unknown
 //	> seen 0 at 21 mine 18           or held 18, or deleted: news of an owner key
 //	> released 2 at 30               the release of that number; or: release 2 failed
 //	> drained 0 18, fenced 0 18, leaving, lost, tick
 //	> at 1s                          the clock, which else stands still but for a
 //	                                 second before each snapshot after the first
+//	> quick                          the next snapshot comes without that second
 func TestMemberScripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/member/*.txt")
 	if err != nil || len(files) == 0 {
@@ -64,6 +67,7 @@ func playScript(t *testing.T, text string) string {
 	var out strings.Builder
 	m := rebalance.NewMember("c")
 	var now, wake time.Duration
+	var proposed rebalance.Propose
 	first := true
 	for line := range strings.Lines(text) {
 		line = strings.TrimSuffix(line, "\n")
@@ -75,6 +79,10 @@ func playScript(t *testing.T, text string) string {
 			continue
 		}
 		fmt.Fprintln(&out, line)
+		if input == "quick" {
+			first = true
+			continue
+		}
 		if at, ok := strings.CutPrefix(input, "at "); ok {
 			d, err := time.ParseDuration(at)
 			if err != nil || d < now {
@@ -84,6 +92,12 @@ func playScript(t *testing.T, text string) string {
 			continue
 		}
 		e := parseEvent(t, input)
+		if s, ok := e.(rebalance.Snapshot); ok && s.Target != nil && s.Target.Assignment == nil {
+			written := *proposed.Target
+			written.Record = s.Target.Record
+			s.Target = &written
+			e = s
+		}
 		if _, ok := e.(rebalance.Snapshot); ok {
 			if !first {
 				now += time.Second
@@ -92,6 +106,9 @@ func playScript(t *testing.T, text string) string {
 		}
 		actions := m.Step(now, e)
 		for _, a := range actions {
+			if a, ok := a.(rebalance.Propose); ok {
+				proposed = a
+			}
 			fmt.Fprintln(&out, spell(a))
 		}
 		at, ok := m.Wake()
@@ -140,6 +157,17 @@ func (w *words) must(word string) {
 	}
 }
 
+// token reads a token, and perhaps the thread that has it.
+func (w *words) token() (token int64, thread string) {
+	w.t.Helper()
+	word, thread, _ := strings.Cut(w.next(), "/")
+	token, err := strconv.ParseInt(word, 10, 64)
+	if err != nil {
+		w.t.Fatalf("%s: %v", w.line, err)
+	}
+	return token, thread
+}
+
 func tp(n int64) registry.Partition { return registry.Partition{Topic: "t", Home: 1, Number: int32(n)} }
 
 func parseEvent(t *testing.T, line string) rebalance.Event {
@@ -158,6 +186,15 @@ func parseEvent(t *testing.T, line string) rebalance.Event {
 		return parseSnapshot(w)
 	case "answered":
 		return parseAnswer(w)
+	case "proposed":
+		e := rebalance.ProposeAnswered{Number: uint64(w.number())}
+		switch what := w.next(); what {
+		case "at":
+			e.Revision = w.number()
+		default:
+			e.Stale, e.Unknown = what == "stale", what == "unknown"
+		}
+		return e
 	case "release":
 		e := rebalance.ReleaseAnswered{Number: uint64(w.number()), Failed: true}
 		w.must("failed")
@@ -176,7 +213,8 @@ func parseEvent(t *testing.T, line string) rebalance.Event {
 		w.must("at")
 		e.Revision = w.number()
 		if what := w.next(); what != "deleted" {
-			e.Exists, e.Mine, e.Token = true, what == "mine", w.number()
+			e.Exists, e.Mine = true, what == "mine"
+			e.Token, e.Owner = w.token()
 		}
 		return e
 	}
@@ -194,20 +232,59 @@ func parseSnapshot(w *words) rebalance.Event {
 	for i := range n {
 		s.Topology["t"] = append(s.Topology["t"], tp(i))
 	}
-	if len(w.list) > 0 && w.list[0] == "created" {
-		w.must("created")
-		s.Incarnations = map[string]int64{"t": w.number()}
+	strategy := "range"
+	for {
+		switch w.next() {
+		case "created":
+			s.Incarnations = map[string]int64{"t": w.number()}
+		case "strategy":
+			strategy = w.next()
+		case "target":
+			s.TargetRecord = w.number()
+			switch w.next() {
+			case "written":
+				s.Target = &rebalance.Target{Record: s.TargetRecord}
+			case "of":
+				former := s
+				former.Members = parseMembers(w, strategy, strings.Split(w.next(), ","))
+				s.Target = rebalance.NextTarget(former)
+				s.Target.Record = s.TargetRecord
+			}
+		case "members":
+			s.Members = parseMembers(w, strategy, w.list)
+			return s
+		default:
+			w.t.Fatalf("%s: want members", w.line)
+		}
 	}
-	w.must("members")
-	for id := w.next(); id != ""; id = w.next() {
-		id, streams, _ := strings.Cut(id, ":")
-		n, err := strconv.Atoi(streams)
+}
+
+func parseMembers(w *words, strategy string, list []string) (members []rebalance.MemberInfo) {
+	for _, word := range list {
+		m := rebalance.MemberInfo{Subscription: map[string]int32{}, Strategies: []string{strategy}}
+		id, streams, _ := strings.Cut(word, ":")
+		t, u, other := strings.Cut(streams, ":")
+		n, err := strconv.Atoi(t)
+		if crowd, found := strings.CutPrefix(word, "+"); found {
+			n, err = strconv.Atoi(crowd)
+			m.Subscription["t"] = 1
+			for i := range n {
+				m.ID = fmt.Sprintf("m%02d", i)
+				members = append(members, m)
+			}
+			continue
+		}
+		m.ID, m.Subscription["t"] = id, int32(n)
+		if other && err == nil {
+			n, err = strconv.Atoi(u)
+			m.Subscription["u"] = int32(n)
+		}
 		if err != nil {
 			w.t.Fatalf("%s: %v", w.line, err)
 		}
-		s.Members = append(s.Members, rebalance.MemberInfo{ID: id, Subscription: map[string]int32{"t": int32(n)}, Strategies: []string{"range"}})
+		members = append(members, m)
 	}
-	return s
+	return members
 }
 
 func parseAnswer(w *words) rebalance.Event {
@@ -221,7 +298,8 @@ func parseAnswer(w *words) rebalance.Event {
 		case "unknown":
 			e.Unknown = true
 		case "mine", "other", "held":
-			o := rebalance.ClaimOutcome{Mine: what != "held", Token: w.number()}
+			o := rebalance.ClaimOutcome{Mine: what != "held"}
+			o.Token, o.Holder = w.token()
 			if what == "other" {
 				o.Stream = -1
 			}
@@ -244,11 +322,26 @@ func because(reason string) string {
 func spell(a rebalance.Action) string {
 	switch a := a.(type) {
 	case rebalance.Claim:
-		text := fmt.Sprintf("claim %d under registration %d and snapshot %d:", a.Number, a.Registration.Revision, a.Snapshot)
+		text := fmt.Sprintf("claim %d under registration %d and snapshot %d", a.Number, a.Registration.Revision, a.Snapshot)
+		if a.Target != 0 {
+			text += fmt.Sprintf(" and target %d", a.Target)
+		}
+		text += ":"
 		for _, w := range a.Wants {
 			text += fmt.Sprintf(" %d for stream %d,", w.Partition.Number, w.Stream)
 		}
 		return strings.TrimSuffix(text, ",") + because(a.Reason)
+	case rebalance.Propose:
+		text := fmt.Sprintf("propose %d in place of %d under registration %d and snapshot %d:", a.Number, a.Replace, a.Registration.Revision, a.Snapshot)
+		for p, thread := range a.Target.Assignment.All() {
+			text += fmt.Sprintf(" %d to %s,", p.Number, thread)
+		}
+		return strings.TrimSuffix(text, ",")
+	case rebalance.Refused:
+		if a.Reason == "" {
+			return "not refused any more"
+		}
+		return "refused" // the words are those of Assign
 	case rebalance.Release:
 		text := fmt.Sprintf("release %d:", a.Number)
 		for _, h := range a.Held {

@@ -146,7 +146,7 @@ func (m *Member) divide(now time.Duration) []Action {
 	m.considered = s
 	if !slices.ContainsFunc(s.Members, func(x MemberInfo) bool { return x.ID == m.id }) {
 		// The registration stands but cannot be read: nobody counts on us.
-		m.frozen, m.outdated, m.proposeAt = false, false, 0
+		m.frozen, m.outdated, m.expecting = false, false, false
 		out := m.refuse("")
 		m.setShare(nil, "registration cannot be read")
 		m.shared = s
@@ -158,7 +158,7 @@ func (m *Member) divide(now time.Duration) []Action {
 		m.expectTarget(now)
 		return nil // perhaps it cannot be written
 	}
-	m.proposeAt = 0
+	m.expecting = false
 	assignment, err := Assign(*s)
 	if err != nil {
 		m.frozen = true
@@ -212,7 +212,7 @@ func (m *Member) changed(p registry.Partition, why string) {
 // leave has everything given up.
 func (m *Member) leave() {
 	m.leaving = true
-	m.storm.divideAt, m.proposeAt, m.frozen = 0, 0, false
+	m.storm.divideAt, m.expecting, m.frozen = 0, false, false
 	m.setShare(nil, "leaving")
 	for p := range m.parts {
 		m.touch(p)

@@ -42,18 +42,18 @@ func (m *Member) expectTarget(now time.Duration) {
 			rank++
 		}
 	}
-	at := max(now+turn(rank), 1)
-	if record := m.snapshot.record(); m.proposeAt == 0 || at < m.proposeAt || record != m.awaited {
-		m.proposeAt, m.awaited = at, record
+	at := now + turn(rank)
+	if record := m.snapshot.record(); !m.expecting || at < m.proposeAt || record != m.awaited {
+		m.expecting, m.proposeAt, m.awaited = true, at, record
 	}
 }
 
 // propose sends the next target when it is this member's turn.
 func (m *Member) propose(now time.Duration) []Action {
-	if m.proposeAt == 0 || now < m.proposeAt || m.proposal != nil {
+	if !m.expecting || now < m.proposeAt || m.proposal != nil {
 		return nil
 	}
-	m.proposeAt = 0
+	m.expecting = false
 	if !m.outdated || m.considered != m.snapshot || m.snapshot.record() > m.snapshot.Revision {
 		return nil // another snapshot comes, and with it another time
 	}
@@ -77,7 +77,7 @@ func (m *Member) proposeAnswered(now time.Duration, e ProposeAnswered) []Action 
 	m.proposal = nil
 	if e.Stale || e.Unknown {
 		m.expectTarget(now)
-		if m.proposeAt != 0 && (e.Unknown || m.snapshot.Revision == p.Snapshot) {
+		if m.expecting && (e.Unknown || m.snapshot.Revision == p.Snapshot) {
 			// From the same snapshot it would be refused again, or fail again.
 			m.proposeAt = max(m.proposeAt, now+m.retrying)
 			m.retrying = min(2*m.retrying, maxRetryPause)

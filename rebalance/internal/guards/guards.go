@@ -20,5 +20,7 @@ type Off struct {
 	// Doubt: a claim whose reply was lost may have been carried out, or may yet be.
 	Doubt bool
 	// Target: a claim under sticky is conditional on the target record that it follows.
+	// Without it the partition is given up again once the new target is seen: only a
+	// move too many, which neither safety nor convergence notices.
 	Target bool
 }
