@@ -189,7 +189,7 @@ func name(n string) string {
 func bounded(list []string) string {
 	var b strings.Builder
 	for i, text := range list {
-		more := fmt.Sprintf("; %d more changes", len(list)-i)
+		more := fmt.Sprintf("; and %d more", len(list)-i)
 		if i > 0 && b.Len()+len("; ")+len(text)+len(more) > maxReason {
 			b.WriteString(more)
 			break

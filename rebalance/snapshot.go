@@ -19,11 +19,11 @@ type Reader struct {
 	self  string
 
 	ids      []registration
-	topics   []topicEntry
-	byTopic  map[string]int // name -> index in topics
+	topics   []*topicEntry
+	byTopic  map[string]*topicEntry
 	filters  map[filterID]*expansion
-	wanted   map[string]int // topic -> static registrations and filters that ask for it
-	others   bool           // topics came into wanted or went out of it
+	wanted   map[string]int  // topic -> static registrations and filters that ask for it
+	dirty    map[string]bool // topics that are others, or asked for by others, than when last listed
 	target   *Target
 	targeted int64 // mod-revision of the target record that was read
 
@@ -60,16 +60,17 @@ type filterID struct {
 type expansion struct {
 	users     int
 	filter    *Filter // nil: it allows nothing, for it cannot be used
+	err       error   // why not
+	asked     bool    // for all topics that were there
 	allowed   map[string]bool
-	asked     map[string]bool            // topics whose names were looked at -> allowed
 	byStreams map[int32]map[string]int32 // subscriptions of so many streams
 }
 
 // NewReader returns a reader for the consumer with id self, or for an observer if
 // self is empty.
 func NewReader(root registry.Root, group registry.GroupPaths, self string) *Reader {
-	return &Reader{root: root, group: group, self: self, byTopic: map[string]int{}, filters: map[filterID]*expansion{},
-		wanted: map[string]int{}, topology: Topology{}, incarnations: map[string]int64{}}
+	return &Reader{root: root, group: group, self: self, byTopic: map[string]*topicEntry{}, filters: map[filterID]*expansion{},
+		wanted: map[string]int{}, dirty: map[string]bool{}, topology: Topology{}, incarnations: map[string]int64{}}
 }
 
 // Read makes the Snapshot of the registrations, topics and target record (nil if
@@ -80,14 +81,14 @@ func NewReader(root registry.Root, group registry.GroupPaths, self string) *Read
 // not stop a group. A filter that cannot be used subscribes to nothing.
 func (r *Reader) Read(revision int64, ids, topics []registry.KV, target *registry.KV) (Snapshot, []error) {
 	var errs []error
-	renamed, renewed := r.readTopics(topics)
+	came, went := r.readTopics(topics)
 	registered, changed := r.readIDs(ids, &errs)
 	// Names that came or went concern the filters; what they ask for concerns the rest.
-	expanded := r.expand(renamed, &errs)
+	expanded := r.expand(came, went, &errs)
 	if changed || expanded {
 		r.listMembers()
 	}
-	r.listTopics(renewed, &errs)
+	r.listTopics(&errs)
 	s := Snapshot{Revision: revision, Members: r.members, Topology: r.topology, Incarnations: r.incarnations, Registered: registered}
 	if target == nil {
 		r.target, r.targeted = nil, 0
@@ -178,16 +179,16 @@ func (r *Reader) parse(kv registry.KV) (registration, error) {
 		reg.info.Filter = fmt.Sprintf("%s %s, internal excluded %v, %d streams", fid.pattern, fid.text, fid.excludeInternal, streams)
 		reg.streams = streams
 		if reg.filter = r.filters[fid]; reg.filter == nil {
-			reg.filter = &expansion{}
-			if reg.filter.filter, err = ParseFilter(fid.pattern, fid.text, fid.excludeInternal); err != nil {
-				reg.filter.filter = nil
-				err = fmt.Errorf("consumer record %s subscribes to nothing: %w", kv.Key, err)
-			}
+			reg.filter = &expansion{allowed: map[string]bool{}, byStreams: map[int32]map[string]int32{}}
+			reg.filter.filter, reg.filter.err = ParseFilter(fid.pattern, fid.text, fid.excludeInternal)
 			r.filters[fid] = reg.filter
 		}
 	}
 	reg.filter.users++
-	return reg, err
+	if err := reg.filter.err; err != nil {
+		return reg, fmt.Errorf("consumer record %s subscribes to nothing: %w", kv.Key, err)
+	}
+	return reg, nil
 }
 
 // release takes back what a registration asked for.
@@ -206,123 +207,137 @@ func (r *Reader) want(topic string, n int) {
 	if r.wanted[topic] += n; r.wanted[topic] == 0 {
 		delete(r.wanted, topic)
 	}
-	r.others = r.others || before == 0 || before+n == 0
+	if before == 0 || before+n == 0 {
+		r.dirty[topic] = true
+	}
 }
 
-// readTopics brings the list of topics up to date. renamed: names came or went;
-// renewed: some record is another one.
-func (r *Reader) readTopics(kvs []registry.KV) (renamed, renewed bool) {
+// readTopics brings the list of topics up to date, and returns the names that came
+// and those that went.
+func (r *Reader) readTopics(kvs []registry.KV) (came, went []string) {
 	old := r.topics
 	prefix := len(r.root.Topics())
-	same := 0 // the entries that stand where they stood
-	var next []topicEntry
-	keep := func(e topicEntry) {
-		if next == nil && same < len(old) && old[same].kv.Key == e.kv.Key && old[same].kv.ModRevision == e.kv.ModRevision {
-			same++
-			return
-		}
-		if next == nil {
-			next = append(make([]topicEntry, 0, len(old)+1), old[:same]...)
-		}
-		next = append(next, e)
-	}
+	var next []*topicEntry // nil as long as all stands where it stood
 	i := 0
-	for _, kv := range kvs {
-		if len(kv.Key) <= prefix || strings.IndexByte(kv.Key[prefix:], '/') >= 0 {
-			continue // a key below a topic
+	change := func() {
+		if next == nil {
+			next = append(make([]*topicEntry, 0, len(old)+1), old[:i]...)
+		}
+	}
+	drop := func() {
+		change()
+		delete(r.byTopic, old[i].name)
+		r.dirty[old[i].name] = true
+		i++
+	}
+	same := func(kv *registry.KV) bool {
+		if i == len(old) || old[i].kv.Key != kv.Key || old[i].kv.ModRevision != kv.ModRevision {
+			return false
+		}
+		if next != nil {
+			next = append(next, old[i])
+		}
+		i++
+		return true
+	}
+	for k := range kvs {
+		kv := &kvs[k]
+		if same(kv) || len(kv.Key) <= prefix || strings.IndexByte(kv.Key[prefix:], '/') >= 0 {
+			continue // as it was, or a key below a topic
 		}
 		for i < len(old) && old[i].kv.Key < kv.Key {
-			renamed, i = true, i+1
+			went = append(went, old[i].name)
+			drop()
 		}
-		switch {
-		case i < len(old) && old[i].kv.Key == kv.Key && old[i].kv.ModRevision == kv.ModRevision:
-			keep(old[i])
-			i++
+		if same(kv) {
 			continue
-		case i < len(old) && old[i].kv.Key == kv.Key:
-			i++
-		default:
-			renamed = true
 		}
-		renewed = true
-		name, err := registry.UnescapeName(kv.Key[prefix:])
-		if err != nil {
-			name = "" // no name that anybody could subscribe to
+		e := &topicEntry{kv: *kv}
+		var err error
+		if e.name, err = registry.UnescapeName(kv.Key[prefix:]); err != nil {
+			e.name = kv.Key // which is no name that anybody could subscribe to
 		}
-		keep(topicEntry{kv: kv, name: name})
+		if i < len(old) && old[i].kv.Key == kv.Key {
+			drop()
+		} else {
+			change()
+			came = append(came, e.name)
+		}
+		r.byTopic[e.name], r.dirty[e.name] = e, true
+		next = append(next, e)
 	}
-	renamed = renamed || i < len(old)
-	if next == nil && same == len(old) {
-		return renamed, renewed
+	for i < len(old) {
+		went = append(went, old[i].name)
+		drop()
 	}
-	if next == nil {
-		next = slices.Clone(old[:same])
+	if next != nil {
+		r.topics = next
 	}
-	r.topics = next
-	clear(r.byTopic)
-	for i, e := range next {
-		r.byTopic[e.name] = i
-	}
-	return renamed, true
+	return came, went
 }
 
 // expand brings the filters up to date, and tells whether one allows other topics.
-func (r *Reader) expand(renamed bool, errs *[]error) (changed bool) {
+func (r *Reader) expand(came, went []string, errs *[]error) (changed bool) {
 	for id, x := range r.filters {
-		if x.users == 0 {
-			for topic := range x.allowed {
-				r.want(topic, -1)
-			}
+		var err error
+		before := len(x.byStreams)
+		switch {
+		case x.users == 0:
+			r.allowNothing(x)
 			delete(r.filters, id)
 			continue
+		case x.filter == nil:
+		case x.asked:
+			for _, name := range went {
+				if x.allowed[name] {
+					delete(x.allowed, name)
+					r.want(name, -1)
+					clear(x.byStreams)
+				}
+			}
+			err = r.ask(x, came)
+		default:
+			x.asked = true
+			names := make([]string, len(r.topics))
+			for i, t := range r.topics {
+				names[i] = t.name
+			}
+			err = r.ask(x, names)
 		}
-		if x.asked != nil && !renamed {
-			continue
-		}
-		allowed, err := x.look(r.topics)
 		if err != nil {
+			// Members with the same filter, and machines as fast, come to the same; if not,
+			// they claim different shares, which costs moves but never two owners.
+			x.filter, x.err = nil, err
+			r.allowNothing(x)
 			*errs = append(*errs, fmt.Errorf("%s %s subscribes to nothing: %w", id.pattern, id.text, err))
 		}
-		if x.byStreams != nil && maps.Equal(allowed, x.allowed) {
-			continue
-		}
-		for topic := range x.allowed {
-			if !allowed[topic] {
-				r.want(topic, -1)
-			}
-		}
-		for topic := range allowed {
-			if !x.allowed[topic] {
-				r.want(topic, 1)
-			}
-		}
-		x.allowed, x.byStreams, changed = allowed, map[int32]map[string]int32{}, true
+		changed = changed || len(x.byStreams) < before
 	}
 	return changed
 }
 
-// look asks the filter for the names that it was not asked for yet.
-func (x *expansion) look(topics []topicEntry) (map[string]bool, error) {
-	asked := make(map[string]bool, len(topics))
-	allowed := map[string]bool{}
-	for _, t := range topics {
-		if t.name == "" || x.filter == nil {
-			continue
+// ask lets the filter look at names that are new to it.
+func (r *Reader) ask(x *expansion, names []string) error {
+	for _, name := range names {
+		yes, err := x.filter.Allows(name)
+		if err != nil {
+			return err
 		}
-		yes, known := x.asked[t.name]
-		if !known {
-			var err error
-			if yes, err = x.filter.Allows(t.name); err != nil {
-				x.filter, x.asked = nil, asked
-				return nil, err
-			}
-		}
-		if asked[t.name] = yes; yes {
-			allowed[t.name] = true
+		if yes {
+			x.allowed[name] = true
+			r.want(name, 1)
+			clear(x.byStreams)
 		}
 	}
-	x.asked = asked
-	return allowed, nil
+	return nil
+}
+
+func (r *Reader) allowNothing(x *expansion) {
+	for name := range x.allowed {
+		r.want(name, -1)
+	}
+	clear(x.allowed)
+	clear(x.byStreams)
 }
 
 // of is the subscription of a member with the filter and so many streams.
@@ -355,33 +370,37 @@ func (r *Reader) listMembers() {
 }
 
 // listTopics brings topology and incarnations up to date. They are made anew only
-// if something in them is another.
-func (r *Reader) listTopics(renewed bool, errs *[]error) {
-	if !renewed && !r.others {
-		return
+// if something in them is another, for former snapshots have them too.
+func (r *Reader) listTopics(errs *[]error) {
+	fresh := false
+	change := func() {
+		if !fresh {
+			fresh, r.topology, r.incarnations = true, maps.Clone(r.topology), maps.Clone(r.incarnations)
+		}
 	}
-	r.others = false
-	topology, incarnations := make(Topology, len(r.wanted)), make(map[string]int64, len(r.wanted))
-	for topic := range r.wanted {
-		i, found := r.byTopic[topic]
-		if !found {
+	for topic := range r.dirty {
+		was, listed := r.topology[topic]
+		e := r.byTopic[topic]
+		if e == nil || r.wanted[topic] == 0 || !r.readTopic(e, errs) {
+			if listed {
+				change()
+				delete(r.topology, topic)
+				delete(r.incarnations, topic)
+			}
 			continue
 		}
-		e := &r.topics[i]
-		r.readTopic(e, errs)
-		if e.partitions != nil {
-			topology[topic], incarnations[topic] = e.partitions, e.kv.CreateRevision
+		if !listed || r.incarnations[topic] != e.kv.CreateRevision || !slices.Equal(was, e.partitions) {
+			change()
+			r.topology[topic], r.incarnations[topic] = e.partitions, e.kv.CreateRevision
 		}
 	}
-	if maps.Equal(incarnations, r.incarnations) && maps.EqualFunc(topology, r.topology, slices.Equal[[]registry.Partition]) {
-		return
-	}
-	r.topology, r.incarnations = topology, incarnations
+	clear(r.dirty)
 }
 
-func (r *Reader) readTopic(e *topicEntry, errs *[]error) {
+// readTopic tells whether the record can be read.
+func (r *Reader) readTopic(e *topicEntry, errs *[]error) bool {
 	if e.read {
-		return
+		return e.partitions != nil
 	}
 	e.read = true
 	name, rec, ok, err := r.root.ParseTopic(e.kv)
@@ -392,6 +411,7 @@ func (r *Reader) readTopic(e *topicEntry, errs *[]error) {
 		e.partitions = rec.List(name)
 	}
 	e.kv.Value = nil // of no more use
+	return e.partitions != nil
 }
 
 // ReadSnapshot is Read for those who look once.
