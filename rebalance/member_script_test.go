@@ -263,10 +263,11 @@ func parseMembers(w *words, strategy string, list []string) (members []rebalance
 	for _, word := range list {
 		m := rebalance.MemberInfo{Subscription: map[string]int32{}, Strategies: []string{strategy}}
 		id, streams, _ := strings.Cut(word, ":")
-		t, u, other := strings.Cut(streams, ":")
-		n, err := strconv.Atoi(t)
 		if crowd, found := strings.CutPrefix(word, "+"); found {
-			n, err = strconv.Atoi(crowd)
+			n, err := strconv.Atoi(crowd)
+			if err != nil {
+				w.t.Fatalf("%s: %v", w.line, err)
+			}
 			m.Subscription["t"] = 1
 			for i := range n {
 				m.ID = fmt.Sprintf("m%02d", i)
@@ -274,6 +275,8 @@ func parseMembers(w *words, strategy string, list []string) (members []rebalance
 			}
 			continue
 		}
+		t, u, other := strings.Cut(streams, ":")
+		n, err := strconv.Atoi(t)
 		m.ID, m.Subscription["t"] = id, int32(n)
 		if other && err == nil {
 			n, err = strconv.Atoi(u)

@@ -87,7 +87,10 @@ func (m *Member) take(now time.Duration, s Snapshot) []Action {
 		m.expectTarget(now) // one that was stale may be proposed from this
 		return nil
 	}
-	out := m.outlive()
+	var out []Action
+	if !sameMap(before.Incarnations, s.Incarnations) {
+		out = m.outlive()
+	}
 	switch {
 	case !rest && m.storm.divideAt != 0:
 		return out // what was put off is still to come
