@@ -19,7 +19,7 @@ import (
 // the attempt.
 type scenario082 struct {
 	Name                  string
-	Strategy              any // of all, or member -> its own
+	Strategy              any  // of all, or member -> its own
 	ExcludeInternalTopics bool `json:"exclude_internal_topics"`
 	Topics                map[string][]int32
 	Registrations         map[string]string

@@ -1,12 +1,14 @@
 package rebalance_test
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf16"
 
 	"github.com/muster-io/muster/rebalance"
 	"github.com/muster-io/muster/registry"
@@ -129,6 +131,12 @@ func TestAgreeTakesTheFirstThatAllState(t *testing.T) {
 		{[]rebalance.MemberInfo{m("b", "range", "range-numeric"), m("a", "range-numeric", "range")}, "range-numeric"},
 		{[]rebalance.MemberInfo{m("a", "sticky", "range"), m("b", "range")}, "range"},
 		{[]rebalance.MemberInfo{m("a", "range"), m("b")}, "range-numeric"},
+		{[]rebalance.MemberInfo{m("b", "sticky", "roundrobin"), m("a", "roundrobin", "sticky")}, "roundrobin"},
+		{[]rebalance.MemberInfo{m("a", "sticky", "roundrobin", "range"), m("c", "range", "sticky"), m("b", "roundrobin", "sticky")}, "sticky"},
+		{[]rebalance.MemberInfo{m("a", "sticky"), m("b", "roundrobin")}, "range-numeric"},
+		{[]rebalance.MemberInfo{m("a", "newer", "sticky"), m("b", "newer", "sticky")}, "sticky"},
+		{[]rebalance.MemberInfo{m("a", "sticky"), m("b", "sticky"), m("c")}, "range-numeric"},
+		{[]rebalance.MemberInfo{m("a", "sticky", "range-numeric"), m("b", "range-numeric", "range")}, "range-numeric"},
 	} {
 		equal(t, rebalance.Agree(c.members), c.want)
 	}
@@ -259,6 +267,61 @@ func TestAssignProperties(t *testing.T) {
 		again := assign(topology, shuffled)
 		if got := shares(again, members); got != want {
 			t.Fatalf("seed %d: order of input matters:\n%s\n%s", seed, got, want)
+		}
+	}
+}
+
+// Range as one would write it down from the documents, on groups of all kinds: ids
+// that begin alike, in letters of all alphabets; brokers with any ids; gaps in the numbers.
+func TestRangeIsTheDocumentedRule(t *testing.T) {
+	seed := rand.Uint64()
+	for i := range uint64(500) {
+		r := rand.New(rand.NewPCG(seed+i, 3))
+		g := &stickyGroup{r: r, topics: 3, streams: 12, alike: r.IntN(3) == 0}
+		g.s = rebalance.Snapshot{Topology: rebalance.Topology{}, Incarnations: map[string]int64{}}
+		for n := range 3 {
+			topic, number := fmt.Sprintf("t%d", n), int32(0)
+			for range r.IntN(40) {
+				home := int32(1 + r.IntN(3))
+				if i%3 == 0 {
+					home = r.Int32()
+				}
+				g.s.Topology[topic] = append(g.s.Topology[topic], registry.Partition{Topic: topic, Home: home, Number: number})
+				number += int32(1 + r.IntN(2)*int(i%2)*r.IntN(50))
+			}
+		}
+		ids := []string{"a", "a-1", "a-", "B", "ﬁ", "😀", "é", "a_b", "a.b", "a-1-1", "a-10"}
+		r.Shuffle(len(ids), func(i, j int) { ids[i], ids[j] = ids[j], ids[i] })
+		strategy := []string{"range", "range-numeric"}[r.IntN(2)]
+		for _, id := range ids[:r.IntN(len(ids))] {
+			g.s.Members = append(g.s.Members, rebalance.MemberInfo{ID: id, Subscription: g.subscription(), Strategies: []string{strategy}})
+		}
+		s := g.shuffled()
+		got := maps.Collect(assign(s.Topology, s.Members).All())
+		want := map[registry.Partition]string{}
+		for topic, list := range s.Topology {
+			var ct []string
+			for _, m := range s.Members {
+				for n := range m.Subscription[topic] {
+					ct = append(ct, m.Thread(n))
+				}
+			}
+			slices.SortFunc(ct, func(a, b string) int { return slices.Compare(utf16.Encode([]rune(a)), utf16.Encode([]rune(b))) })
+			pt := slices.SortedFunc(slices.Values(list), func(a, b registry.Partition) int {
+				if strategy == "range" && a.Home != b.Home {
+					return cmp.Compare(a.Home, b.Home)
+				}
+				return cmp.Compare(a.Number, b.Number)
+			})
+			for i, thread := range ct {
+				n, extra := len(pt)/len(ct), len(pt)%len(ct)
+				for _, p := range pt[i*n+min(i, extra) : (i+1)*n+min(i+1, extra)] {
+					want[p] = thread
+				}
+			}
+		}
+		if !maps.Equal(got, want) {
+			t.Fatalf("seed %d: %s of %v among %v\ngot  %v\nwant %v", seed+i, strategy, s.Topology, s.Members, got, want)
 		}
 	}
 }

@@ -325,3 +325,59 @@ func improvement(list []place, names []string) (from, to string) {
 	}
 	return "", ""
 }
+
+// follow makes the target of a group that follows the one before.
+func follow(before *rebalance.Target, topology rebalance.Topology, ids ...string) *rebalance.Target {
+	s := rebalance.Snapshot{Topology: topology, Incarnations: map[string]int64{}, Target: before}
+	all := map[string]int32{}
+	for topic := range topology {
+		all[topic] = 1
+	}
+	for _, id := range ids {
+		s.Members = append(s.Members, rebalance.MemberInfo{ID: id, Subscription: all, Strategies: []string{"sticky"}})
+	}
+	return rebalance.NextTarget(s)
+}
+
+func TestStickyByExample(t *testing.T) {
+	topology := rebalance.Topology{"t": numbers("t", 4), "u": numbers("u", 4)}
+	one := follow(nil, topology, "a", "b", "c")
+	equal(t, threads(one.Assignment), "t/0 a-0, t/1 b-0, t/2 c-0, t/3 a-0, u/0 b-0, u/1 c-0, u/2 a-0, u/3 b-0")
+	// b leaves: what others have stays, and what it had is dealt out.
+	two := follow(one, topology, "a", "c")
+	equal(t, threads(two.Assignment), "t/0 a-0, t/1 a-0, t/2 c-0, t/3 a-0, u/0 c-0, u/1 c-0, u/2 a-0, u/3 c-0")
+	// d joins: each gives up what it has most of.
+	three := follow(two, topology, "a", "c", "d")
+	equal(t, threads(three.Assignment), "t/0 a-0, t/1 a-0, t/2 c-0, t/3 d-0, u/0 c-0, u/1 c-0, u/2 a-0, u/3 d-0")
+	// t gets two partitions more: they go where least is.
+	topology = rebalance.Topology{"t": numbers("t", 6), "u": numbers("u", 4)}
+	four := follow(three, topology, "a", "c", "d")
+	equal(t, threads(four.Assignment), "t/0 a-0, t/1 a-0, t/2 c-0, t/3 d-0, t/4 a-0, t/5 d-0, u/0 c-0, u/1 c-0, u/2 a-0, u/3 d-0")
+}
+
+// What is dealt out to a new group is even in each topic, too.
+func TestStickySpreadsEachTopic(t *testing.T) {
+	seed := rand.Uint64()
+	for i := range uint64(100) {
+		r := rand.New(rand.NewPCG(seed+i, 1))
+		topology := rebalance.Topology{}
+		for n := range 1 + r.IntN(8) {
+			topic := fmt.Sprintf("t%d", n)
+			topology[topic] = numbers(topic, 1+r.IntN(40))
+		}
+		var ids []string
+		for n := range 1 + r.IntN(10) {
+			ids = append(ids, fmt.Sprintf("m%02d", n))
+		}
+		a := follow(nil, topology, ids...).Assignment
+		for topic, share := range a.Topics {
+			counts := make([]int, len(ids))
+			for _, owner := range share.Owners {
+				counts[owner.Member]++
+			}
+			if slices.Max(counts)-slices.Min(counts) > 1 {
+				t.Fatalf("seed %d: %s is spread as %v", seed+i, topic, counts)
+			}
+		}
+	}
+}

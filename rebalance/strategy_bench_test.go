@@ -91,21 +91,24 @@ func BenchmarkStickyChange(b *testing.B) {
 	}
 }
 
-// Members that subscribe to different topics: 20 topics of 100 partitions, each of 200 members has 5.
+// Members that subscribe to different topics: each to some of them, with 1 or 2 streams.
 func BenchmarkStickyDifferent(b *testing.B) {
-	r := rand.New(rand.NewPCG(1, 1))
-	s := largeGroup("sticky", 20, 100, 200, func(int) map[string]int32 {
-		sub := map[string]int32{}
-		for len(sub) < 5 {
-			sub[fmt.Sprintf("topic-%d", r.IntN(20))] = 1
-		}
-		return sub
-	})
-	left := s
-	left.Members = slices.Clone(s.Members)[1:]
-	left.Target = rebalance.NextTarget(s)
-	b.Run("full", func(b *testing.B) { benchmarkAssign(b, s) })
-	b.Run("leave", func(b *testing.B) { benchmarkAssign(b, left) })
+	for _, c := range []struct{ topics, partitions, members, each int }{{20, 100, 200, 5}, {3, 30_000, 10_000, 2}, {1000, 10, 500, 500}} {
+		r := rand.New(rand.NewPCG(1, 1))
+		s := largeGroup("sticky", c.topics, c.partitions, c.members, func(int) map[string]int32 {
+			sub := map[string]int32{}
+			for len(sub) < c.each {
+				sub[fmt.Sprintf("topic-%d", r.IntN(c.topics))] = int32(1 + r.IntN(2))
+			}
+			return sub
+		})
+		left := s
+		left.Members = slices.Clone(s.Members)[1:]
+		left.Target = rebalance.NextTarget(s)
+		name := fmt.Sprintf("%d-of-%d-topics-%d-members", c.each, c.topics, c.members)
+		b.Run("full/"+name, func(b *testing.B) { benchmarkAssign(b, s) })
+		b.Run("leave/"+name, func(b *testing.B) { benchmarkAssign(b, left) })
+	}
 }
 
 // The share of one member.

@@ -107,54 +107,94 @@ func (f *flow) units(visit func(class int, member, thread *edge, u *unit)) {
 	}
 }
 
-func (f *flow) load(thread *edge) *edge { return &f.edges[f.loads[thread.to]] }
-
-// begin keeps what can be kept, and pours the rest, of classes with the fewest threads first.
+// begin keeps what can be kept, and pours the rest where least is, class by class,
+// those with the fewest threads first. That is done over, as what was poured later
+// may have made uneven what was poured before: it is soon nearly even.
 func (f *flow) begin() {
-	type way struct{ member, thread *edge }
-	ways := make([][]way, len(f.classes))
-	rest := make([]int32, len(f.classes))
+	pours := make([]*pour, len(f.classes))
 	for i, k := range f.classes {
-		rest[i] = int32(f.st.classes[k].size)
-	}
-	put := func(i int, w way, n int32) {
-		w.member.has += n
-		w.thread.has += n
-		f.load(w.thread).has += n
-		rest[i] -= n
+		pours[i] = &pour{rest: int32(f.st.classes[k].size)}
 	}
 	f.units(func(i int, member, thread *edge, u *unit) {
-		ways[i] = append(ways[i], way{member, thread})
-		put(i, way{member, thread}, u.had)
+		w := &way{member: member, thread: thread, load: &f.edges[f.loads[thread.to]]}
+		w.put(u.had)
+		pours[i].ways = append(pours[i].ways, w)
+		pours[i].rest -= u.had
 	})
-	order := make([]int, len(f.classes))
-	for i := range order {
-		order[i] = i
-	}
-	slices.SortFunc(order, func(a, b int) int { return cmp.Or(cmp.Compare(len(ways[a]), len(ways[b])), cmp.Compare(a, b)) })
-	for _, i := range order {
-		list := ways[i]
-		slices.SortStableFunc(list, func(a, b way) int { return cmp.Compare(f.load(a.thread).has, f.load(b.thread).has) })
-		// The level rises over more and more threads.
-		for w := 1; rest[i] > 0; {
-			level := f.load(list[0].thread).has
-			for w < len(list) && f.load(list[w].thread).has == level {
-				w++
-			}
-			rise := rest[i] / int32(w)
-			if w < len(list) {
-				rise = min(rise, f.load(list[w].thread).has-level)
-			}
-			if rise == 0 {
-				for j := range rest[i] {
-					put(i, list[j], 1)
-				}
-				break
-			}
-			for _, x := range list[:w] {
-				put(i, x, rise)
-			}
+	slices.SortStableFunc(pours, func(a, b *pour) int { return cmp.Compare(len(a.ways), len(b.ways)) })
+	pours = slices.DeleteFunc(pours, func(p *pour) bool { return p.rest == 0 })
+	const rounds = 16 // the rest is done more cheaply by cycles
+	for last, round := int64(math.MaxInt64), 0; round < rounds; round++ {
+		for _, p := range pours {
+			p.again()
 		}
+		uneven := f.unevenness()
+		if uneven >= last {
+			break
+		}
+		last = uneven
+	}
+}
+
+// unevenness is the sum of the squares of all loads, as distances from the average.
+func (f *flow) unevenness() (sum int64) {
+	for i := len(f.edges) - 1; i >= 0 && f.edges[i].toTheSink; i-- {
+		d := int64(f.edges[i].has - f.edges[i].had)
+		sum += d * d
+	}
+	return sum
+}
+
+// pour is what is poured of a class.
+type pour struct {
+	ways []*way
+	rest int32 // what is not kept
+}
+
+// way is that of a class to a thread.
+type way struct {
+	member, thread, load *edge
+	poured               int32
+}
+
+func (w *way) put(n int32) {
+	w.member.has += n
+	w.thread.has += n
+	w.load.has += n
+}
+
+// again takes back what was poured and pours it anew, at which the level rises over more and more
+// threads.
+func (p *pour) again() {
+	for _, w := range p.ways {
+		w.put(-w.poured)
+		w.poured = 0
+	}
+	slices.SortStableFunc(p.ways, func(a, b *way) int { return cmp.Compare(a.load.has, b.load.has) })
+	give := func(w *way, n int32) {
+		w.put(n)
+		w.poured += n
+	}
+	rest := p.rest
+	for under := 1; rest > 0; {
+		level := p.ways[0].load.has
+		for under < len(p.ways) && p.ways[under].load.has == level {
+			under++
+		}
+		rise := rest / int32(under)
+		if under < len(p.ways) {
+			rise = min(rise, p.ways[under].load.has-level)
+		}
+		if rise == 0 {
+			for _, w := range p.ways[:rest] {
+				give(w, 1)
+			}
+			return
+		}
+		for _, w := range p.ways[:under] {
+			give(w, rise)
+		}
+		rest -= rise * int32(under)
 	}
 }
 
