@@ -11,6 +11,7 @@
 //	throughput.go  records and bytes by the second
 //	views.go       views and sessions, in the probe of package registry
 //	takeover.go    from a signal to the last owner key
+//	assignment.go  who is to own what, in the benchmarks of package rebalance
 package main
 
 import (
@@ -62,6 +63,7 @@ var sections = []struct {
 	{"throughput", (*bench).measureThroughput},
 	{"views", (*bench).measureViews},
 	{"takeover", (*bench).measureTakeover},
+	{"assignment", (*bench).measureAssignment},
 }
 
 // The children ask the kernel to be killed when the thread that started them
@@ -83,7 +85,7 @@ func parseFlags() (o options, err error) {
 	flag.StringVar(&o.binary, "binary", "", "measure this `FILE` in place of one built from the repository")
 	flag.StringVar(&o.only, "only", "", "`LIST` of sections, comma-separated, out of "+strings.Join(names, ", "))
 	flag.BoolVar(&o.json, "json", false, "print JSON in place of a table")
-	flag.IntVar(&o.runs, "runs", 5, "runs of each figure of start, memory and throughput")
+	flag.IntVar(&o.runs, "runs", 5, "runs of each figure of start, memory, throughput and assignment")
 	flag.IntVar(&o.stops, "stops", 12, "consumers ended by SIGTERM")
 	flag.IntVar(&o.kills, "kills", 6, "consumers ended by SIGKILL")
 	flag.IntVar(&o.records, "records", 1_000_000, "records of a throughput run")
