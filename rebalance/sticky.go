@@ -1,6 +1,7 @@
 package rebalance
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
@@ -18,7 +19,7 @@ func (t *Target) Current(s Snapshot) bool {
 }
 
 func (t *Target) current(l *lineup, incarnations map[string]int64) bool {
-	if len(t.Assignment.Topics) != len(l.topics) || t.Group != l.fingerprint() || !slices.Equal(t.Assignment.Members, l.ids) {
+	if len(t.Assignment.Topics) != len(l.topics) || !slices.Equal(t.Assignment.Members, l.ids) || t.Group != l.fingerprint() {
 		return false
 	}
 	streams := make([]int32, len(l.ids)) // of each member in the class at hand
@@ -47,11 +48,12 @@ func (t *Target) current(l *lineup, incarnations map[string]int64) bool {
 
 // fingerprint stands for the members and their subscriptions to topics that exist.
 func (l *lineup) fingerprint() string {
-	all := binary.AppendUvarint(nil, uint64(len(l.ids)))
+	h := sha256.New()
 	known := make(map[string]uint64) // subscriptions that differ only in topics that do not exist are one
 	number := make([]uint64, len(l.subs))
+	var b []byte
 	for i, sub := range l.subs {
-		var b []byte
+		b = b[:0]
 		for _, topic := range slices.Sorted(maps.Keys(sub.streams)) {
 			if _, exists := slices.BinarySearch(l.topics, topic); exists && sub.streams[topic] > 0 {
 				b = binary.AppendUvarint(appendText(b, topic), uint64(sub.streams[topic]))
@@ -61,15 +63,17 @@ func (l *lineup) fingerprint() string {
 		if !found {
 			n = uint64(len(known))
 			known[string(b)] = n
-			all = appendText(all, string(b))
 		}
 		number[i] = n
 	}
 	for m, id := range l.ids {
-		all = binary.AppendUvarint(appendText(all, id), number[l.subOf[m]])
+		b = binary.AppendUvarint(appendText(b[:0], id), number[l.subOf[m]])
+		h.Write(b)
 	}
-	sum := sha256.Sum256(all)
-	return hex.EncodeToString(sum[:8])
+	for _, text := range slices.SortedFunc(maps.Keys(known), func(x, y string) int { return cmp.Compare(known[x], known[y]) }) {
+		h.Write(appendText(b[:0], text))
+	}
+	return hex.EncodeToString(h.Sum(nil)[:8])
 }
 
 func appendText(b []byte, s string) []byte {
