@@ -13,7 +13,7 @@ import (
 
 // ErrNotUniform refuses roundrobin to a group in which not all members subscribe to
 // the same topics, each with one number of streams for all of them.
-var ErrNotUniform = errors.New("roundrobin needs all members to subscribe to the same topics, each with one number of streams for all of them")
+var ErrNotUniform = errors.New("roundrobin needs members that all subscribe to the same topics, each with one number of streams for all of them")
 
 // assignRoundRobin is the rule of 0.8.2: the partitions of all topics, in the order
 // of the hashes of their names, go to the sorted threads in turn. It needs every

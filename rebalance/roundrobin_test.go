@@ -48,7 +48,7 @@ func threads(a *rebalance.Assignment) string {
 }
 
 func TestRoundRobinRefusesMembersThatDiffer(t *testing.T) {
-	const needs = "roundrobin needs all members to subscribe to the same topics, each with one number of streams for all of them: "
+	const needs = "roundrobin needs members that all subscribe to the same topics, each with one number of streams for all of them: "
 	sub := func(pairs ...any) map[string]int32 {
 		m := map[string]int32{}
 		for i := 0; i < len(pairs); i += 2 {

@@ -3,6 +3,7 @@ package rebalance_test
 import (
 	"errors"
 	"math/rand/v2"
+	"os"
 	"reflect"
 	"strings"
 	"testing"
@@ -166,6 +167,34 @@ func TestTargetRecordsReadBack(t *testing.T) {
 			}
 			g.s.Target = read
 			g.change()
+		}
+	}
+}
+
+// The page shows a record that is what we write.
+func TestStrategiesPage(t *testing.T) {
+	page, err := os.ReadFile("../docs/strategies.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(page), "```target\n")
+	text, _, found := strings.Cut(rest, "\n```")
+	target, err := rebalance.ReadTarget(registry.KV{Value: []byte(text)})
+	if err != nil || !found {
+		t.Fatal(text, err)
+	}
+	equal(t, string(encode(t, target)), text)
+	s := rebalance.Snapshot{Revision: target.Snapshot, Topology: rebalance.Topology{"orders": nil}, Incarnations: target.Incarnations}
+	for n, home := range []int32{1, 2, 3, 1, 2} {
+		s.Topology["orders"] = append(s.Topology["orders"], registry.Partition{Topic: "orders", Home: home, Number: int32(n)})
+	}
+	for _, id := range []string{"node-a:5c97", "node-b:77d0"} {
+		s.Members = append(s.Members, rebalance.MemberInfo{ID: id, Subscription: map[string]int32{"orders": 1}, Strategies: []string{"sticky"}})
+	}
+	equal(t, string(encode(t, rebalance.NextTarget(s))), text)
+	for _, strategy := range []string{"range", "range-numeric", "roundrobin", "sticky"} {
+		if !rebalance.Known(strategy) || !strings.Contains(string(page), "| `"+strategy+"` |") {
+			t.Errorf("%s is not on the page, or not known", strategy)
 		}
 	}
 }
