@@ -53,8 +53,8 @@ func assignRoundRobin(s Snapshot) (*Assignment, error) {
 	return l.assignment(StrategyRoundRobin), nil
 }
 
-// uniform says which members differ, and in what, for the first few. Members that subscribe to nothing are
-// no matter, and topics that do not exist count: as in 0.8.2.
+// uniform says which members differ, and in what, for the first few. Members that
+// subscribe to nothing are no matter, and topics that do not exist count: as in 0.8.2.
 func (l *lineup) uniform() error {
 	var usual *subscription // what most members have
 	for i := range l.subs {

@@ -93,16 +93,16 @@ func assignSticky(s Snapshot) *Assignment {
 // that, of the topics and of the members, whatever their order. In this order it is
 //
 //  1. complete: every partition that somebody subscribes to has an owner;
-//  2. balanced: the partitions of all topics together are spread over the threads (a
-//     member's streams) as evenly as the subscriptions allow. Where all subscribe alike no thread has
-//     two more than another. Else no move of a partition, and no chain of such moves, would take
-//     one from a thread to another that has two less;
+//  2. balanced: the partitions of all topics together are spread over the threads
+//     (the members' streams) as evenly as the subscriptions allow. Where all
+//     subscribe alike, no thread has two more than another. Where not, no move of a
+//     partition, and no chain of such moves, would take one from a thread to another
+//     that has two less;
 //  3. sticky: of all such assignments, one that takes the fewest partitions from the
 //     member that has them, and of those, one that takes the fewest from the stream;
-//  4. spread: a thread gives up first what it has most of among the topics, and what is to be
-//     had is dealt out in rounds by topic and number, so that a topic's partitions
-//     are on many members where that moves nothing. No more than that is done for a
-//     single topic: one that was alone on a member stays there.
+//  4. spread: what is new, or has to move, is dealt out in rounds by topic and number,
+//     and a thread gives up first of the topic that it has most of. So the partitions
+//     of a topic are on many members, as far as that moves nothing.
 //
 // A partition is where it was if topic, incarnation, home and number are the same. So
 // it changes nothing when nothing has changed that matters.

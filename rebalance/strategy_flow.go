@@ -14,27 +14,26 @@ import (
 // at least cost. One more partition costs a thread the more, the more it has. Less
 // than any of that costs one that comes to a member beyond what it had of the class;
 // less than any of those, one that comes to a thread beyond what that had. A flow is
-// the cheapest if and only if no cycle of changes makes it cheaper: so begin with what is
-// kept, pour the rest where least is, and follow such cycles until there is none.
+// the cheapest if and only if no cycle of changes makes it cheaper: so begin with
+// what is kept, pour the rest where least is, and follow such cycles until there is
+// none.
 // (The balance is that of an optimal semi-matching: Harvey, Ladner, Lovász, Tamir, 2003.)
 //
-// A search for cycles takes a few passes over the threads of all classes, about as many
-// as the chains of moves are long. So groups of thousands of members that each
-// subscribe to something else are slow to balance; that is the price of moving no
-// partition without need.
+// A search for cycles takes a few passes over the threads of all classes, about as
+// many as the chains of moves are long; BenchmarkStickyDifferent has figures.
 type flow struct {
 	st      *sticky
 	classes []int
-	edges   []edge // those from classes, each followed by those of its member; then those to the sink
-	nodes   []node // classes, in order; members and threads; the sink is the last
-	loads   []int32
+	edges   []edge  // those from classes, each followed by those of its member; then those to the sink
+	nodes   []node  // classes, in order; members and threads; the sink is the last
+	loads   []int32 // node of a thread -> its edge to the sink
 }
 
 // node is on the cheapest way that was found so far; a label says how cheap.
 type node struct {
 	label int64
 	by    int32 // the edge by which the way comes: 1+edge, or -1-edge against its direction; 0 is none
-	seen  int32
+	seen  int32 // by which walk along the ways
 }
 
 // edge carries partitions. Those beyond had cost over each; an edge to the sink
@@ -77,7 +76,7 @@ func newFlow(st *sticky, classes []int) *flow {
 		}
 	}
 	sink := f.addNode()
-	f.loads = make([]int32, len(f.nodes)) // node of a thread -> its edge to the sink
+	f.loads = make([]int32, len(f.nodes))
 	for _, at := range threads {
 		f.loads[at] = int32(len(f.edges))
 		f.edges = append(f.edges, edge{from: at, to: sink, had: int32(total / len(threads)), toTheSink: true})
@@ -163,8 +162,8 @@ func (w *way) put(n int32) {
 	w.load.has += n
 }
 
-// again takes back what was poured and pours it anew, at which the level rises over more and more
-// threads.
+// again takes back what was poured and pours it anew: the level rises over more and
+// more threads.
 func (p *pour) again() {
 	for _, w := range p.ways {
 		w.put(-w.poured)

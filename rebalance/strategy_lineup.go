@@ -12,8 +12,8 @@ import (
 	"github.com/muster-io/muster/registry"
 )
 
-// lineup is the topics and the members of a snapshot in one order, whatever the order in the
-// snapshot: where all strategies begin.
+// lineup is the topics and the members of a snapshot in one order, whatever their
+// order in the snapshot: where all strategies begin.
 type lineup struct {
 	ids     []string // of the members, sorted
 	topics  []string // of the topology, sorted

@@ -57,7 +57,8 @@ func slice(i, n, extra int) (first, end int) {
 }
 
 // byHome clusters the partitions of one broker: it lists the places in a list by
-// number in the order of homes, and by number within each. nil if that is the order already.
+// number in the order of homes, and by number within each. nil if that is the order
+// already.
 func byHome(list []registry.Partition) []int32 {
 	compare := func(a, b registry.Partition) int { return cmp.Compare(a.Home, b.Home) }
 	if slices.IsSortedFunc(list, compare) {

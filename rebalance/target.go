@@ -39,8 +39,9 @@ var ErrTargetTooLarge = errors.New("target is too large for its record")
 //
 // Members and topics are spelled as in keys. Owners has a thread for each
 // partition, by number: all streams of the first member are counted from 0, then
-// those of the second, and so on; -1 is nobody. Numbers are there only if they are not 0, 1, 2 …
-// Streams (of the members) and homes are cut to their first period: [1] is 1 for all.
+// those of the second, and so on; -1 is nobody. Numbers are there only if they are
+// not 0, 1, 2 … Streams (of the members) and homes are cut to their first period:
+// [1] is 1 for all.
 type targetRecord struct {
 	Version  int                    `json:"version"`
 	Revision int64                  `json:"revision"`
@@ -78,7 +79,10 @@ func (t *Target) Encode() ([]byte, error) {
 			}
 		}
 	}
-	first := firstThreads(streams)
+	first, threads := firstThreads(streams)
+	if threads > maxThreads {
+		return nil, fmt.Errorf("%w: it has %d threads, at most %d", ErrTargetTooLarge, threads, maxThreads)
+	}
 	rec.Streams = period(streams)
 	for topic, share := range a.Topics {
 		name, err := registry.EscapeName(topic)
@@ -207,15 +211,15 @@ func (t targetTopic) read(topic string, threads []Thread) (share TopicShare, err
 	return share, nil
 }
 
-// firstThreads counts threads: the number of each member's first one.
-func firstThreads(streams []int32) []int32 {
-	first := make([]int32, len(streams))
-	var n int32
+// firstThreads counts threads: the number of each member's first one, and how many
+// there are.
+func firstThreads(streams []int32) (first []int32, n int) {
+	first = make([]int32, len(streams))
 	for i, s := range streams {
-		first[i] = n
-		n += s
+		first[i] = int32(n)
+		n += int(s)
 	}
-	return first
+	return first, n
 }
 
 // period returns the shortest beginning of the list that gives it when repeated, by
