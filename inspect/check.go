@@ -80,7 +80,7 @@ type checker struct {
 
 // find notes a finding about a key. It returns a pointer that is good until the next one.
 func (c *checker) find(code Code, kv registry.KV, what string) *Finding {
-	f := newFinding(code, locate(c.root, kv.Key), what)
+	f := newFinding(code, c.root.Locate(kv.Key), what)
 	f.quiet = []span{{kv.Key, false}}
 	f.lease = kv.Lease
 	c.found = append(c.found, f)

@@ -2,7 +2,6 @@
 // something in it is wrong, who did what, which brokers there are. It changes
 // nothing, save for the repairs that it is told to make.
 //
-//	place.go     what a key is about
 //	tree.go      the keys at one revision, read as records
 //	check.go     what is wrong with them (check_topics.go, check_groups.go)
 //	finding.go   what each finding means, and what to do

@@ -61,7 +61,7 @@ func (d *Doctor) Examine(ctx context.Context) (*Report, error) {
 	if settle == 0 {
 		settle = DefaultSettle
 	}
-	view, err := registry.OpenView(ctx, d.Store, prefixes(d.Root), registry.ViewOptions{Stall: silenceLimit}, changes.note)
+	view, err := registry.OpenView(ctx, d.Store, d.Root.Parts(), registry.ViewOptions{Stall: silenceLimit}, changes.note)
 	if err != nil {
 		return nil, fmt.Errorf("read the registry: %w", err)
 	}

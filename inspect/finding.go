@@ -205,23 +205,26 @@ type span struct {
 	prefix bool
 }
 
-func newFinding(c Code, p place, what string) Finding {
+func newFinding(c Code, p registry.Location, what string) Finding {
 	e := c.Explain()
-	f := Finding{Code: c, Severity: e.Severity, Key: p.path, What: what, Means: e.Means, Do: e.Do}
-	if p.group != "" {
-		f.Group = &p.group
+	f := Finding{Code: c, Severity: e.Severity, Key: p.Path, What: what, Means: e.Means, Do: e.Do}
+	if p.Group != "" {
+		f.Group = &p.Group
 	}
-	if p.member != "" {
-		f.Member = &p.member
+	if p.Member != "" {
+		f.Member = &p.Member
 	}
-	if p.topic != "" {
-		f.Topic = &p.topic
+	if p.Topic != "" {
+		f.Topic = &p.Topic
 	}
-	switch p.kind {
-	case kindBroker, kindCount:
-		f.Broker = &p.broker
-	case kindState, kindOwner, kindOffset:
-		f.Partition = &p.partition.Number
+	if p.Problem != nil {
+		return f
+	}
+	switch p.Kind {
+	case registry.KindBroker, registry.KindCount:
+		f.Broker = &p.Broker
+	case registry.KindState, registry.KindOwner, registry.KindOffset:
+		f.Partition = &p.Partition.Number
 	}
 	return f
 }

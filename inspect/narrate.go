@@ -60,8 +60,8 @@ func Narrate(root registry.Root, events []registry.Event, there func(key string)
 		}
 		ended := sessionsEnded(root, events[:n])
 		for _, e := range events[:n] {
-			t := teller{root: root, e: e, p: locate(root, e.Key)}
-			t.registered = func(id string) bool { key := root.Group(t.p.group).ID(id); return there(key) || gone[key] }
+			t := teller{root: root, e: e, p: root.Locate(e.Key)}
+			t.registered = func(id string) bool { key := root.Group(t.p.Group).ID(id); return there(key) || gone[key] }
 			t.created = !e.Deleted && (e.Previous == nil && e.CreateRevision == e.ModRevision ||
 				e.Previous != nil && e.Previous.CreateRevision != e.CreateRevision)
 			t.before, t.now = e.KV, e.KV
@@ -85,7 +85,7 @@ func sessionsEnded(root registry.Root, events []registry.Event) map[registry.Lea
 			continue
 		}
 		keys[e.Previous.Lease]++
-		if k := locate(root, e.Key).kind; k == kindMember || k == kindBroker {
+		if k := root.Locate(e.Key).Kind; k == registry.KindMember || k == registry.KindBroker {
 			registered[e.Previous.Lease] = true
 		}
 	}
@@ -96,7 +96,7 @@ func sessionsEnded(root registry.Root, events []registry.Event) map[registry.Lea
 type teller struct {
 	root        registry.Root
 	e           registry.Event
-	p           place
+	p           registry.Location
 	created     bool
 	ended       bool                 // the key went with its session
 	registered  func(id string) bool // now, or until a moment ago
@@ -106,32 +106,40 @@ type teller struct {
 
 func (t *teller) tell() Line {
 	f := newFinding("", t.p, "")
-	t.line = Line{Revision: t.e.ModRevision, Path: t.p.path, Group: f.Group, Member: f.Member, Topic: f.Topic,
+	t.line = Line{Revision: t.e.ModRevision, Path: t.p.Path, Group: f.Group, Member: f.Member, Topic: f.Topic,
 		Partition: f.Partition, Broker: f.Broker}
 	if lease := t.now.Lease; lease != 0 {
 		t.setLease(lease)
 	} else if t.e.Deleted && t.before.Lease != 0 {
 		t.setLease(t.before.Lease)
 	}
-	switch t.p.kind {
-	case kindMember:
+	if t.p.Problem != nil {
+		t.raw()
+		return t.line
+	}
+	switch t.p.Kind {
+	case registry.KindMember:
 		t.member()
-	case kindOwner:
+	case registry.KindOwner:
 		t.owner()
-	case kindOffset:
+	case registry.KindOffset:
 		t.offset()
-	case kindBroker:
+	case registry.KindBroker:
 		t.broker()
-	case kindTopic:
+	case registry.KindTopic:
 		t.topic()
-	case kindState:
+	case registry.KindState:
 		t.state()
-	case kindCount:
+	case registry.KindCount:
 		t.count()
-	case kindTopicConfig, kindGroupConfig:
+	case registry.KindTopicConfig, registry.KindGroupConfig:
 		t.config()
-	case kindDeletion:
+	case registry.KindDeletion:
 		t.deletion()
+	case registry.KindTarget:
+		t.target()
+	case registry.KindHistory:
+		t.history()
 	default:
 		t.raw()
 	}
@@ -159,11 +167,11 @@ func (t *teller) lease() string {
 func (t *teller) raw() {
 	switch {
 	case t.e.Deleted:
-		t.say("deleted", "%s deleted", t.p.path)
+		t.say("deleted", "%s deleted", t.p.Path)
 	case t.created:
-		t.say("created", "%s = %s", t.p.path, shown(t.now.Value))
+		t.say("created", "%s = %s", t.p.Path, shown(t.now.Value))
 	default:
-		t.say("changed", "%s = %s", t.p.path, shown(t.now.Value))
+		t.say("changed", "%s = %s", t.p.Path, shown(t.now.Value))
 	}
 }
 
@@ -181,7 +189,7 @@ func shown(value []byte) string {
 }
 
 func (t *teller) member() {
-	who := fmt.Sprintf("group=%s member=%s ", t.p.group, shown([]byte(t.p.member)))
+	who := fmt.Sprintf("group=%s member=%s ", t.p.Group, shown([]byte(t.p.Member)))
 	rec, err := registry.ParseConsumer(t.now)
 	switch {
 	case t.e.Deleted && t.ended:
@@ -210,7 +218,7 @@ func subscription(rec registry.ConsumerRecord) string {
 
 // partition is how an owner or offset begins.
 func (t *teller) partition() string {
-	return fmt.Sprintf("group=%s topic=%s partition=%s ", t.p.group, shown([]byte(t.p.topic)), t.p.partition.Name())
+	return fmt.Sprintf("group=%s topic=%s partition=%s ", t.p.Group, shown([]byte(t.p.Topic)), t.p.Partition.Name())
 }
 
 func (t *teller) owner() {
@@ -261,16 +269,49 @@ func (t *teller) offset() {
 	t.line.Detail = t.line.Kind == KindCommitted
 }
 
+func (t *teller) target() {
+	group := fmt.Sprintf("group=%s ", t.p.Group)
+	target, err := rebalance.ReadTarget(t.now)
+	switch {
+	case t.e.Deleted:
+		t.say("target-deleted", "%starget deleted", group)
+	case err != nil:
+		t.say("target-unreadable", "%starget cannot be read", group)
+	default:
+		t.say("target-written", "%sis to be divided anew: %d members, %d topics", group, len(target.Assignment.Members), len(target.Assignment.Topics))
+	}
+}
+
+// history is told as detail: the claims and releases are told themselves.
+func (t *teller) history() {
+	group := fmt.Sprintf("group=%s ", t.p.Group)
+	rec, err := registry.ParseHistory(t.now)
+	switch {
+	case t.e.Deleted:
+		t.say("history-deleted", "%sentry of history deleted", group)
+	case err != nil:
+		t.say("history-unreadable", "%sentry of history cannot be read", group)
+	default:
+		t.line.Member = &rec.Member
+		n := 0
+		for _, names := range rec.Partitions {
+			n += len(names)
+		}
+		t.say("history-written", "%smember=%s %s %d partitions: %s", group, shown([]byte(rec.Member)), rec.Action, n, shown([]byte(rec.Reason)))
+	}
+	t.line.Detail = err == nil || t.e.Deleted
+}
+
 func (t *teller) broker() {
 	_, rec, err := t.root.ParseBroker(t.now)
 	switch {
 	case t.e.Deleted:
-		t.say("broker-gone", "broker=%d gone: it stopped, or its session ended%s", t.p.broker, t.lease())
+		t.say("broker-gone", "broker=%d gone: it stopped, or its session ended%s", t.p.Broker, t.lease())
 	case err != nil:
-		t.say("broker-unreadable", "broker=%d has a record that cannot be read%s", t.p.broker, t.lease())
+		t.say("broker-unreadable", "broker=%d has a record that cannot be read%s", t.p.Broker, t.lease())
 	case t.created:
-		t.say("broker-registered", "broker=%d registered at %s port %d%s", t.p.broker, rec.Host, rec.Port, t.lease())
+		t.say("broker-registered", "broker=%d registered at %s port %d%s", t.p.Broker, rec.Host, rec.Port, t.lease())
 	default:
-		t.say("broker-changed", "broker=%d is now at %s port %d%s", t.p.broker, rec.Host, rec.Port, t.lease())
+		t.say("broker-changed", "broker=%d is now at %s port %d%s", t.p.Broker, rec.Host, rec.Port, t.lease())
 	}
 }

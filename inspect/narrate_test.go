@@ -102,6 +102,17 @@ func TestNarration(t *testing.T) {
 		}, []string{"topic-deleted: topic=new deleted", "deletion-begun: topic=new deletion begun; offsets are kept",
 			"*state-deleted: topic=new partition=0 state deleted", "*state-deleted: topic=new partition=1 state deleted",
 			"config-deleted: topic=new settings deleted", "deletion-finished: topic=new deletion finished"}},
+		{func(w *world) {
+			w.put("/consumers/shop/target", `{"version":1,"revision":3,"strategy":"sticky","members":["a"],"streams":[1],"topics":{"orders":{"created":1,"homes":[1],"owners":[0]}}}`, 0)
+			w.put("/consumers/shop/target", "x", 0)
+			w.del("/consumers/shop/target")
+		}, []string{"target-written: group=shop is to be divided anew: 1 members, 1 topics", "target-unreadable: group=shop target cannot be read", "target-deleted: group=shop target deleted"}},
+		{func(w *world) {
+			w.put("/consumers/shop/history/1", `{"version":1,"timestamp":"1","member":"c d","action":"claimed","partitions":{"orders":["1-0","1-1"]},"reason":"joined"}`, 0)
+			w.put("/consumers/shop/history/2", "x", 0)
+			w.del("/consumers/shop/history/1")
+		}, []string{"*history-written: group=shop member=c d claimed 2 partitions: joined", "history-unreadable: group=shop entry of history cannot be read", "*history-deleted: group=shop entry of history deleted"}},
+		{func(w *world) { w.put("/consumers/shop/offsets/orders/3", "5", 0) }, []string{"created: /consumers/shop/offsets/orders/3 = 5"}},
 		{func(w *world) { w.put("/else/where", "a\x1bb", 0); w.del("/else/where") },
 			[]string{`created: /else/where = "a\x1bb"`, "deleted: /else/where deleted"}},
 	}

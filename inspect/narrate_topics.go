@@ -10,7 +10,7 @@ import (
 )
 
 func (t *teller) topic() {
-	name := "topic=" + shown([]byte(t.p.topic)) + " "
+	name := "topic=" + shown([]byte(t.p.Topic)) + " "
 	_, now, _, err := t.root.ParseTopic(t.now)
 	_, was, _, errWas := t.root.ParseTopic(t.before)
 	added := len(now.Partitions) - len(was.Partitions)
@@ -35,7 +35,7 @@ func (t *teller) topic() {
 }
 
 func (t *teller) state() {
-	where := fmt.Sprintf("topic=%s partition=%d ", shown([]byte(t.p.topic)), t.p.partition.Number)
+	where := fmt.Sprintf("topic=%s partition=%d ", shown([]byte(t.p.Topic)), t.p.Partition.Number)
 	_, _, now, _, err := t.root.ParsePartitionState(t.now)
 	_, _, was, _, errWas := t.root.ParsePartitionState(t.before)
 	switch {
@@ -55,7 +55,7 @@ func (t *teller) state() {
 }
 
 func (t *teller) count() {
-	where := fmt.Sprintf("topic=%s broker=%d ", shown([]byte(t.p.topic)), t.p.broker)
+	where := fmt.Sprintf("topic=%s broker=%d ", shown([]byte(t.p.Topic)), t.p.Broker)
 	if t.e.Deleted {
 		t.say("count-deleted", "%sstates no partitions any more", where)
 	} else {
@@ -65,9 +65,9 @@ func (t *teller) count() {
 }
 
 func (t *teller) config() {
-	what := "topic=" + shown([]byte(t.p.topic))
-	if t.p.kind == kindGroupConfig {
-		what = "group=" + shown([]byte(t.p.group))
+	what := "topic=" + shown([]byte(t.p.Topic))
+	if t.p.Kind == registry.KindGroupConfig {
+		what = "group=" + shown([]byte(t.p.Group))
 	}
 	now, err := registry.ParseTopicConfig(t.now)
 	var was registry.TopicConfig
@@ -113,7 +113,7 @@ func settings(was, now map[string]string) string {
 }
 
 func (t *teller) deletion() {
-	name := "topic=" + shown([]byte(t.p.topic)) + " "
+	name := "topic=" + shown([]byte(t.p.Topic)) + " "
 	if t.e.Deleted {
 		t.say("deletion-finished", "%sdeletion finished", name)
 		return

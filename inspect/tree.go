@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/muster-io/muster/rebalance"
 	"github.com/muster-io/muster/registry"
 )
 
@@ -15,10 +16,10 @@ type Tree struct {
 	Keys     []registry.KV
 }
 
-// treeOf gathers a View of prefixes(root).
+// treeOf gathers a View of root.Parts().
 func treeOf(root registry.Root, s registry.Snapshot) Tree {
 	t := Tree{Root: root, Revision: s.Revision}
-	for i := range prefixes(root) {
+	for i := range root.Parts() {
 		t.Keys = append(t.Keys, s.Under(i)...)
 	}
 	return t
@@ -90,13 +91,13 @@ func (t Tree) read() *model {
 	m := &model{root: t.Root, brokers: map[int32]brokerKey{}, topics: map[string]*topicKeys{},
 		groups: map[string]*groupKeys{}, deletions: map[string]registry.KV{}}
 	for _, kv := range t.Keys {
-		p := locate(t.Root, kv.Key)
-		switch p.kind {
-		case kindUnreadable:
-			m.note(CodeUnreadableName, p, kv, p.problem)
-		case kindUnknown:
+		p := t.Root.Locate(kv.Key)
+		switch {
+		case p.Problem != nil:
+			m.note(CodeUnreadableName, p, kv, p.Problem.Error())
+		case p.Kind == registry.KindUnknown:
 			m.note(CodeUnknownKey, p, kv, "nothing that Muster writes or reads")
-		case kindClusterID:
+		case p.Kind == registry.KindClusterID:
 			if len(kv.Value) == 0 {
 				m.unreadable(p, kv, errors.New("the cluster id is empty"))
 			}
@@ -107,43 +108,43 @@ func (t Tree) read() *model {
 	return m
 }
 
-func (m *model) take(p place, kv registry.KV) {
+func (m *model) take(p registry.Location, kv registry.KV) {
 	var err error
-	switch p.kind {
-	case kindBroker:
+	switch p.Kind {
+	case registry.KindBroker:
 		var rec registry.BrokerRecord
 		if _, rec, err = m.root.ParseBroker(kv); err != nil {
 			rec = registry.BrokerRecord{} // not the half that could be read
 		}
-		m.brokers[p.broker] = brokerKey{kv, rec}
-	case kindTopic:
+		m.brokers[p.Broker] = brokerKey{kv, rec}
+	case registry.KindTopic:
 		var rec registry.TopicRecord
-		t := m.topic(p.topic)
+		t := m.topic(p.Topic)
 		t.record = &kv
 		if _, rec, _, err = m.root.ParseTopic(kv); err == nil {
 			t.rec = &rec
-			for _, q := range rec.List(p.topic) {
+			for _, q := range rec.List(p.Topic) {
 				t.homes[q.Number] = q.Home
 			}
 		}
-	case kindCount:
+	case registry.KindCount:
 		if _, err = strconv.ParseUint(string(kv.Value), 10, 31); err == nil {
-			m.topic(p.topic).counts[p.broker] = kv
+			m.topic(p.Topic).counts[p.Broker] = kv
 		}
-	case kindState:
+	case registry.KindState:
 		var rec registry.PartitionState
 		s := stateKey{kv: kv}
 		if _, _, rec, _, err = m.root.ParsePartitionState(kv); err == nil {
 			s.rec = &rec
 		}
-		m.topic(p.topic).states[p.partition.Number] = s
-	case kindTopicConfig:
-		m.topic(p.topic).config = &kv
+		m.topic(p.Topic).states[p.Partition.Number] = s
+	case registry.KindTopicConfig:
+		m.topic(p.Topic).config = &kv
 		_, err = registry.ParseTopicConfig(kv)
-	case kindGroupConfig:
+	case registry.KindGroupConfig:
 		_, err = registry.ParseTopicConfig(kv) // of the same form
-	case kindDeletion:
-		m.deletions[p.topic] = kv
+	case registry.KindDeletion:
+		m.deletions[p.Topic] = kv
 		_, _, err = m.root.ParseDeletion(kv)
 	default:
 		err = m.takeOfGroup(p, kv)
@@ -153,30 +154,36 @@ func (m *model) take(p place, kv registry.KV) {
 	}
 }
 
-func (m *model) takeOfGroup(p place, kv registry.KV) error {
-	switch p.kind {
-	case kindMember:
-		g := m.group(p.group)
+func (m *model) takeOfGroup(p registry.Location, kv registry.KV) error {
+	switch p.Kind {
+	case registry.KindMember:
+		g := m.group(p.Group)
 		g.ids = append(g.ids, kv)
 		rec, err := registry.ParseConsumer(kv)
 		if err != nil {
-			g.members[p.member] = memberKey{kv: kv}
+			g.members[p.Member] = memberKey{kv: kv}
 			return err
 		}
-		g.members[p.member] = memberKey{kv, &rec}
-	case kindOwner:
-		g := m.group(p.group)
-		g.owners = append(g.owners, partitionKey{kv, p.partition})
+		g.members[p.Member] = memberKey{kv, &rec}
+	case registry.KindOwner:
+		g := m.group(p.Group)
+		g.owners = append(g.owners, partitionKey{kv, p.Partition})
 		if len(kv.Value) == 0 {
 			return errors.New("the owner key names nobody")
 		}
-	case kindOffset:
-		g := m.group(p.group)
-		g.offsets = append(g.offsets, partitionKey{kv, p.partition})
+	case registry.KindOffset:
+		g := m.group(p.Group)
+		g.offsets = append(g.offsets, partitionKey{kv, p.Partition})
 		if _, below := belowZero(kv); below {
 			return nil // a finding of its own
 		}
 		_, err := registry.ParseOffset(kv)
+		return err
+	case registry.KindTarget:
+		_, err := rebalance.ReadTarget(kv)
+		return err
+	case registry.KindHistory:
+		_, err := registry.ParseHistory(kv)
 		return err
 	}
 	return nil
@@ -188,7 +195,7 @@ func belowZero(kv registry.KV) (int64, bool) {
 	return n, err == nil && n < 0
 }
 
-func (m *model) note(c Code, p place, kv registry.KV, what string) *Finding {
+func (m *model) note(c Code, p registry.Location, kv registry.KV, what string) *Finding {
 	f := newFinding(c, p, what)
 	f.lease = kv.Lease
 	f.quiet = []span{{kv.Key, false}}
@@ -196,7 +203,7 @@ func (m *model) note(c Code, p place, kv registry.KV, what string) *Finding {
 	return &m.found[len(m.found)-1]
 }
 
-func (m *model) unreadable(p place, kv registry.KV, err error) {
+func (m *model) unreadable(p registry.Location, kv registry.KV, err error) {
 	m.note(CodeUnreadableRecord, p, kv, err.Error())
 }
 

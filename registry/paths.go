@@ -126,39 +126,20 @@ func (g GroupPaths) HistoryEntry(ms int64, member string, n uint64) string {
 
 // ParsePartition reads the partition off an owner or offset key of the group.
 func (g GroupPaths) ParsePartition(key string) (Partition, error) {
-	for _, prefix := range []string{g.Owners(), g.Offsets()} {
-		rest, ok := strings.CutPrefix(key, prefix)
-		if !ok {
-			continue
-		}
-		topic, name, ok := strings.Cut(rest, "/")
-		if !ok {
-			break
-		}
-		topic, err := UnescapeName(topic)
-		if err != nil {
-			return Partition{}, fmt.Errorf("key %s: %w", key, err)
-		}
-		home, number, err := parsePartitionName(name)
-		if err != nil {
-			return Partition{}, fmt.Errorf("key %s: %w", key, err)
-		}
-		return Partition{Topic: topic, Home: home, Number: number}, nil
+	p := g.locate(key)
+	if p.Problem == nil && p.Kind != KindOwner && p.Kind != KindOffset {
+		return Partition{}, fmt.Errorf("key %s names no partition of the group", key)
 	}
-	return Partition{}, fmt.Errorf("key %s names no partition of the group", key)
+	return p.Partition, p.Problem
 }
 
 // ParseID reads the consumer id off a registration key of the group.
 func (g GroupPaths) ParseID(key string) (string, error) {
-	rest, ok := strings.CutPrefix(key, g.IDs())
-	if !ok || strings.Contains(rest, "/") {
+	p := g.locate(key)
+	if p.Problem == nil && p.Kind != KindMember {
 		return "", fmt.Errorf("key %s is no registration of the group", key)
 	}
-	id, err := UnescapeName(rest)
-	if err != nil {
-		return "", fmt.Errorf("key %s: %w", key, err)
-	}
-	return id, nil
+	return p.Member, p.Problem
 }
 
 // Partition identifies a partition: Number within its topic, and Home, the
@@ -195,15 +176,6 @@ func parsePartitionName(name string) (home, number int32, err error) {
 		return 0, 0, fmt.Errorf("partition name %q: want broker-partition, such as 1-3", name)
 	}
 	return home, number, nil
-}
-
-// parseInt31 reads a decimal from 0 to 2^31-1 in its only spelling.
-func parseInt31(text string) (int32, error) {
-	n, err := strconv.ParseInt(text, 10, 32)
-	if err != nil || n < 0 || strconv.FormatInt(n, 10) != text {
-		return 0, fmt.Errorf("%q is not a number from 0 to 2147483647", text)
-	}
-	return int32(n), nil
 }
 
 // element escapes a name that was validated. What cannot be a name at all maps

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/google/uuid"
 )
@@ -32,12 +31,12 @@ type BrokerRecord struct {
 
 // ParseBroker reads a broker record and the id off its key.
 func (r Root) ParseBroker(kv KV) (id int32, rec BrokerRecord, err error) {
-	rest, found := strings.CutPrefix(kv.Key, r.Brokers())
-	if id, err = parseInt31(rest); err == nil && !found {
-		err = errors.New("not under " + r.Brokers())
-	}
-	if err != nil {
-		return 0, rec, fmt.Errorf("broker key %s: %w: %w", kv.Key, ErrRecord, err)
+	p := r.Locate(kv.Key)
+	switch {
+	case p.Problem != nil:
+		return 0, rec, p.Problem
+	case p.Kind != KindBroker:
+		return 0, rec, fmt.Errorf("key %s: %w: it is of no broker", kv.Key, ErrRecord)
 	}
 	if err := decode(kv, &rec); err != nil {
 		return 0, rec, err
@@ -45,7 +44,7 @@ func (r Root) ParseBroker(kv KV) (id int32, rec BrokerRecord, err error) {
 	if rec.Host == "" || rec.Port <= 0 || rec.Port > 65535 {
 		return 0, rec, fmt.Errorf("broker record %s: %w: host %q, port %d", kv.Key, ErrRecord, rec.Host, rec.Port)
 	}
-	return id, rec, nil
+	return p.Broker, rec, nil
 }
 
 // TopicRecord is the value of /brokers/topics/<topic>, for example
@@ -67,12 +66,9 @@ type TopicRecord struct {
 // ParseTopic reads a topic record and the name off its key. ok is false for keys
 // below a topic that are not its record.
 func (r Root) ParseTopic(kv KV) (name string, rec TopicRecord, ok bool, err error) {
-	rest, found := strings.CutPrefix(kv.Key, r.Topics())
-	if !found || strings.Contains(rest, "/") {
-		return "", rec, false, nil
-	}
-	if name, err = UnescapeName(rest); err != nil {
-		return "", rec, false, fmt.Errorf("topic key %s: %w: %w", kv.Key, ErrRecord, err)
+	p := r.Locate(kv.Key)
+	if name = p.Topic; p.Kind != KindTopic || p.Problem != nil {
+		return "", rec, false, ofKind(p, KindTopic)
 	}
 	if err := decode(kv, &rec); err != nil {
 		return name, rec, false, err
@@ -90,6 +86,14 @@ func (r Root) ParseTopic(kv KV) (name string, rec TopicRecord, ok bool, err erro
 		}
 	}
 	return name, rec, true, nil
+}
+
+// ofKind is the problem of a key if it is of that kind; of others it is no matter.
+func ofKind(p Location, kind Kind) error {
+	if p.Kind != kind {
+		return nil
+	}
+	return p.Problem
 }
 
 // List returns the topic's partitions by number.
@@ -138,14 +142,9 @@ type PartitionState struct {
 // ParsePartitionState reads a state and the partition off its key. ok is false
 // for other keys below a topic.
 func (r Root) ParsePartitionState(kv KV) (topic string, partition int32, rec PartitionState, ok bool, err error) {
-	parts := strings.Split(strings.TrimPrefix(kv.Key, r.Topics()), "/")
-	if len(parts) != 4 || parts[1] != "partitions" || parts[3] != "state" {
-		return "", 0, rec, false, nil
-	}
-	topic, errName := UnescapeName(parts[0])
-	partition, errNumber := parseInt31(parts[2])
-	if err := errors.Join(errName, errNumber); err != nil {
-		return "", 0, rec, false, fmt.Errorf("state key %s: %w: %w", kv.Key, ErrRecord, err)
+	p := r.Locate(kv.Key)
+	if p.Kind != KindState || p.Problem != nil {
+		return "", 0, rec, false, ofKind(p, KindState)
 	}
 	var leader struct {
 		Leader *int32 `json:"leader"` // left out it would be 0, which is a broker
@@ -156,7 +155,7 @@ func (r Root) ParsePartitionState(kv KV) (topic string, partition int32, rec Par
 	if rec.ISR == nil || leader.Leader == nil {
 		return "", 0, rec, false, fmt.Errorf("state %s: %w: leader or isr is missing", kv.Key, ErrRecord)
 	}
-	return topic, partition, rec, true, nil
+	return p.Topic, p.Partition.Number, rec, true, nil
 }
 
 // TopicConfig is the value of /config/topics/<topic>, for example

@@ -25,12 +25,12 @@ type TopicDeletion struct {
 
 // ParseDeletion reads the marker of a deletion and the topic off its key.
 func (r Root) ParseDeletion(kv KV) (topic string, rec TopicDeletion, err error) {
-	rest, found := strings.CutPrefix(kv.Key, r.DeletedTopics())
-	if topic, err = UnescapeName(rest); err == nil && (!found || topic == "") {
-		err = errors.New("it names no topic")
-	}
-	if err != nil {
-		return "", rec, fmt.Errorf("deletion key %s: %w: %w", kv.Key, ErrRecord, err)
+	p := r.Locate(kv.Key)
+	switch topic = p.Topic; {
+	case p.Problem != nil:
+		return "", rec, p.Problem
+	case p.Kind != KindDeletion || topic == "":
+		return "", rec, fmt.Errorf("deletion key %s: %w: it names no topic", kv.Key, ErrRecord)
 	}
 	if text := bytes.TrimSpace(kv.Value); len(text) == 0 || string(text) == `""` {
 		return topic, rec, nil
