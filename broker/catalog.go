@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/google/uuid"
 
@@ -60,17 +59,7 @@ func (c *catalog) apply(events []registry.Event) catalogChange {
 	ch := catalogChange{topics: map[string]bool{}, deletions: map[string]bool{}, condemned: map[uuid.UUID]bool{}}
 	for i := range events {
 		e := &events[i]
-		var err error
-		switch {
-		case strings.HasPrefix(e.Key, c.root.Topics()):
-			err = c.topicKey(e, &ch)
-		case strings.HasPrefix(e.Key, c.root.Brokers()):
-			err = c.brokerKey(e, &ch)
-		case strings.HasPrefix(e.Key, c.root.TopicConfigs()):
-			err = c.configKey(e, &ch)
-		case strings.HasPrefix(e.Key, c.root.DeletedTopics()):
-			err = c.deletionKey(e, &ch)
-		}
+		err := c.key(e, &ch)
 		if err != nil {
 			ch.bad = append(ch.bad, err)
 		}
@@ -78,15 +67,36 @@ func (c *catalog) apply(events []registry.Event) catalogChange {
 	return ch
 }
 
-func (c *catalog) brokerKey(e *registry.Event, ch *catalogChange) error {
+func (c *catalog) key(e *registry.Event, ch *catalogChange) error {
+	at := c.root.Locate(e.Key)
+	if at.Problem != nil {
+		if e.Deleted {
+			return nil
+		}
+		return at.Problem
+	}
+	switch at.Kind {
+	case registry.KindBroker:
+		return c.brokerKey(at.Broker, e, ch)
+	case registry.KindTopic:
+		return c.recordKey(at.Topic, e, ch)
+	case registry.KindState:
+		return c.stateKey(at.Topic, at.Partition.Number, e, ch)
+	case registry.KindTopicConfig:
+		return c.configKey(at.Topic, e, ch)
+	case registry.KindDeletion:
+		return c.deletionKey(at.Topic, e, ch)
+	}
+	return nil
+}
+
+func (c *catalog) brokerKey(id int32, e *registry.Event, ch *catalogChange) error {
 	ch.brokers = true
 	if e.Deleted {
-		if id, err := strconv.ParseInt(strings.TrimPrefix(e.Key, c.root.Brokers()), 10, 32); err == nil {
-			delete(c.brokers, int32(id))
-		}
+		delete(c.brokers, id)
 		return nil
 	}
-	id, rec, err := c.root.ParseBroker(e.KV)
+	_, rec, err := c.root.ParseBroker(e.KV)
 	if err != nil {
 		return err
 	}
@@ -110,21 +120,6 @@ func (c *catalog) forget(name string) {
 	if t := c.topics[name]; t.record == nil && !t.unreadable && len(t.states) == 0 && t.config == nil {
 		delete(c.topics, name)
 	}
-}
-
-func (c *catalog) topicKey(e *registry.Event, ch *catalogChange) error {
-	parts := strings.Split(strings.TrimPrefix(e.Key, c.root.Topics()), "/")
-	name, err := registry.UnescapeName(parts[0])
-	if err != nil {
-		return fmt.Errorf("topic key %s: %w: %w", e.Key, registry.ErrRecord, err)
-	}
-	switch {
-	case len(parts) == 1:
-		return c.recordKey(name, e, ch)
-	case len(parts) == 4 && parts[1] == "partitions" && parts[3] == "state":
-		return c.stateKey(name, parts[2], e, ch)
-	}
-	return nil // a count
 }
 
 func (c *catalog) recordKey(name string, e *registry.Event, ch *catalogChange) error {
@@ -151,16 +146,14 @@ func (c *catalog) recordKey(name string, e *registry.Event, ch *catalogChange) e
 	return nil
 }
 
-func (c *catalog) stateKey(name, number string, e *registry.Event, ch *catalogChange) error {
+func (c *catalog) stateKey(name string, n int32, e *registry.Event, ch *catalogChange) error {
 	t := c.entry(name, ch)
 	defer c.forget(name)
 	if e.Deleted {
-		if n, err := strconv.ParseInt(number, 10, 32); err == nil {
-			delete(t.states, int32(n))
-		}
+		delete(t.states, n)
 		return nil
 	}
-	_, n, state, _, err := c.root.ParsePartitionState(e.KV)
+	_, _, state, _, err := c.root.ParsePartitionState(e.KV)
 	if err != nil {
 		return err // the last one that could be read stays
 	}
@@ -168,11 +161,7 @@ func (c *catalog) stateKey(name, number string, e *registry.Event, ch *catalogCh
 	return nil
 }
 
-func (c *catalog) configKey(e *registry.Event, ch *catalogChange) error {
-	name, err := registry.UnescapeName(strings.TrimPrefix(e.Key, c.root.TopicConfigs()))
-	if err != nil {
-		return fmt.Errorf("settings key %s: %w: %w", e.Key, registry.ErrRecord, err)
-	}
+func (c *catalog) configKey(name string, e *registry.Event, ch *catalogChange) error {
 	t := c.entry(name, ch)
 	defer c.forget(name)
 	if e.Deleted {
@@ -187,8 +176,8 @@ func (c *catalog) configKey(e *registry.Event, ch *catalogChange) error {
 	return nil
 }
 
-func (c *catalog) deletionKey(e *registry.Event, ch *catalogChange) error {
-	name, rec, err := c.root.ParseDeletion(registry.KV{Key: e.Key, Value: e.Value})
+func (c *catalog) deletionKey(name string, e *registry.Event, ch *catalogChange) error {
+	_, rec, err := c.root.ParseDeletion(e.KV)
 	if name == "" {
 		return err
 	}
