@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/muster-io/muster/registry"
 )
@@ -30,26 +29,24 @@ func List(ctx context.Context, st registry.Store, root registry.Root) ([]Summary
 	found := map[string]*Summary{}
 	var bad []error
 	for _, kv := range kvs {
-		element, rest, ok := strings.Cut(strings.TrimPrefix(kv.Key, root.Groups()), "/")
-		if !ok {
+		at := root.Locate(kv.Key)
+		if at.Problem != nil {
+			bad = append(bad, at.Problem)
+		}
+		if at.Group == "" {
 			continue
 		}
-		name, err := registry.UnescapeName(element)
-		if err != nil {
-			bad = append(bad, fmt.Errorf("key %s: %w", kv.Key, err))
-			continue
-		}
-		s := found[name]
+		s := found[at.Group]
 		if s == nil {
-			s = &Summary{Group: name}
-			found[name] = s
+			s = &Summary{Group: at.Group}
+			found[at.Group] = s
 		}
-		switch kind, _, _ := strings.Cut(rest, "/"); kind {
-		case "ids":
+		switch at.Kind {
+		case registry.KindMember:
 			s.Members++
-		case "owners":
+		case registry.KindOwner:
 			s.Owned++
-		case "offsets":
+		case registry.KindOffset:
 			s.Offsets++
 		}
 	}
