@@ -26,7 +26,7 @@ type Compacter interface{ Compact(revision int64) }
 // Cases returns the whole suite: first what a Store does, then what package
 // registry makes of it.
 func Cases() []Case {
-	return append(append(append(txnCases(), rangeCases()...), append(watchCases(), leaseCases()...)...), claimCases()...)
+	return append(append(append(txnCases(), rangeCases()...), append(watchCases(), leaseCases()...)...), append(claimCases(), historyCases()...)...)
 }
 
 // Run runs the suite, each case on a store from open and below a prefix of its own.

@@ -1,0 +1,75 @@
+package registry_test
+
+import (
+	"errors"
+	"slices"
+	"testing"
+
+	"github.com/muster-io/muster/registry"
+	"github.com/muster-io/muster/registry/memory"
+)
+
+// A history that grew without bound, while nobody pruned it, is cut in bounded steps.
+func TestPruneALongHistory(t *testing.T) {
+	st := memory.New()
+	g := registry.Root("").Group("g")
+	const all = 11_000
+	for n := 0; n < all; {
+		var txn registry.Txn
+		for ; len(txn.Then) < registry.MaxTxnOps && n < all; n++ {
+			txn.Then = append(txn.Then, registry.Put(g.HistoryEntry(int64(n), "m", 1), []byte("x"), 0))
+		}
+		if _, err := st.Txn(t.Context(), txn); err != nil {
+			t.Fatal(err)
+		}
+	}
+	newest := g.HistoryEntry(all-1, "m", 1)
+	if err := registry.PruneHistory(t.Context(), st, g, 128); err != nil {
+		t.Fatal(err)
+	}
+	kvs, _, err := registry.List(t.Context(), st, g.History(), 0)
+	if err != nil || len(kvs) != 128 || kvs[127].Key != newest {
+		t.Fatalf("%d entries are left, error %v", len(kvs), err)
+	}
+}
+
+// Keys of entries are ordered by time and never those of another writer.
+func TestHistoryEntries(t *testing.T) {
+	g := registry.Root("").Group("g")
+	keys := []string{g.HistoryEntry(-5, "z", 9), g.HistoryEntry(999, "z", 9), g.HistoryEntry(1796009631365, "a", 10), g.HistoryEntry(1796009631366, "a", 9)}
+	if !slices.IsSorted(keys) {
+		t.Errorf("not by time: %v", keys)
+	}
+	if keys[2] != "/consumers/g/history/1796009631365-a-10" {
+		t.Errorf("key %s", keys[2])
+	}
+	seen := map[string]bool{}
+	for _, member := range []string{"a", "a-1", "a-1-1", "a/1", "a%2F1", ""} {
+		for _, n := range []uint64{1, 11, 1 << 63} {
+			key := g.HistoryEntry(1, member, n)
+			if seen[key] {
+				t.Errorf("%s is of two writers", key)
+			}
+			seen[key] = true
+			if at := registry.Root("").Locate(key); at.Kind != registry.KindHistory || at.Problem != nil {
+				t.Errorf("%s is located as %+v", key, at)
+			}
+		}
+	}
+}
+
+func TestParseHistory(t *testing.T) {
+	for _, text := range []string{
+		``, `[]`, `{}`,
+		`{"version":1,"timestamp":"x","member":"m","action":"claimed"}`,
+		`{"version":1,"timestamp":1,"member":"m","action":"claimed"}`,
+		`{"version":1,"timestamp":"1","member":"","action":"claimed"}`,
+		`{"version":1,"timestamp":"1","member":"m","action":"seen"}`,
+		`{"version":1,"timestamp":"1","member":"m","action":"claimed","partitions":{"t":["3"]}}`,
+		`{"version":1,"timestamp":"1","member":"m","action":"claimed","snapshot":7}`,
+	} {
+		if rec, err := registry.ParseHistory(registry.KV{Key: "/k", Value: []byte(text)}); !errors.Is(err, registry.ErrRecord) {
+			t.Errorf("%s is read as %+v, error %v", text, rec, err)
+		}
+	}
+}
