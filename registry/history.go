@@ -1,10 +1,12 @@
 package registry
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // What a HistoryRecord tells.
@@ -65,7 +67,7 @@ type HistoryEntry struct {
 
 // ReadHistory reads what is told of the group's past, the newest last, and what could
 // not be read of it. The order is that of the transactions, whatever the clocks of
-// the members said.
+// the members said; of entries that were restored from a backup, that of their keys.
 func ReadHistory(ctx context.Context, st Store, group GroupPaths) (list []HistoryEntry, bad []error, err error) {
 	kvs, _, err := List(ctx, st, group.History(), 0)
 	if err != nil {
@@ -79,7 +81,7 @@ func ReadHistory(ctx context.Context, st Store, group GroupPaths) (list []Histor
 		}
 		list = append(list, HistoryEntry{Revision: kv.CreateRevision, HistoryRecord: rec})
 	}
-	slices.SortFunc(list, func(a, b HistoryEntry) int { return int(a.Revision - b.Revision) })
+	slices.SortStableFunc(list, func(a, b HistoryEntry) int { return cmp.Compare(a.Revision, b.Revision) })
 	return list, bad, nil
 }
 
@@ -94,6 +96,9 @@ func PruneHistory(ctx context.Context, st Store, group GroupPaths, keep int) err
 		if err != nil {
 			return fmt.Errorf("list history: %w", err)
 		}
+		slices.SortFunc(res.KVs, func(a, b KV) int {
+			return cmp.Or(cmp.Compare(a.CreateRevision, b.CreateRevision), strings.Compare(a.Key, b.Key))
+		})
 		// Where there are more, at least these are older than the newest ones.
 		old := res.KVs[:max(len(res.KVs)-keep, 0)]
 		for part := range slices.Chunk(old, MaxTxnOps) {

@@ -2,6 +2,7 @@ package registry_test
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 
@@ -30,6 +31,31 @@ func TestPruneALongHistory(t *testing.T) {
 	kvs, _, err := registry.List(t.Context(), st, g.History(), 0)
 	if err != nil || len(kvs) != 128 || kvs[127].Key != newest {
 		t.Fatalf("%d entries are left, error %v", len(kvs), err)
+	}
+}
+
+// Entries that were restored have one revision together; their keys tell the order.
+func TestHistoryThatWasRestored(t *testing.T) {
+	st := memory.New()
+	g := registry.Root("").Group("g")
+	var txn registry.Txn
+	for _, ms := range []int64{50, 10, 90, 30, 70, 20, 80, 40, 60} {
+		value := fmt.Sprintf(`{"version":1,"timestamp":"%d","member":"m","action":"claimed"}`, ms)
+		txn.Then = append(txn.Then, registry.Put(g.HistoryEntry(ms, "m", 1), []byte(value), 0))
+	}
+	if _, err := st.Txn(t.Context(), txn); err != nil {
+		t.Fatal(err)
+	}
+	if err := registry.PruneHistory(t.Context(), st, g, 4); err != nil {
+		t.Fatal(err)
+	}
+	list, _, err := registry.ReadHistory(t.Context(), st, g)
+	var got []string
+	for _, e := range list {
+		got = append(got, e.Time)
+	}
+	if err != nil || fmt.Sprint(got) != "[60 70 80 90]" {
+		t.Errorf("left is %v, error %v", got, err)
 	}
 }
 

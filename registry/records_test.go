@@ -34,48 +34,52 @@ var errNoRecord = errors.New("no record of ours")
 
 // parse reads a key by what its path says it is.
 func parse(root Root, kv KV) (kind string, rec any, err error) {
-	path := strings.TrimPrefix(kv.Key, string(root))
-	switch part := strings.Split(path, "/"); {
-	case path == "/cluster/id":
+	switch at := root.Locate(kv.Key); at.Kind {
+	case KindClusterID:
 		return "cluster id", string(kv.Value), nil
-	case path == "/producer_ids/next":
+	case KindOpaque:
 		n, err := ParseOffset(kv)
 		return "producer ids", n, err
-	case strings.HasPrefix(kv.Key, root.Brokers()):
+	case KindBroker:
 		id, rec, err := root.ParseBroker(kv)
 		return fmt.Sprint("broker ", id), rec, err
-	case strings.HasSuffix(kv.Key, "/state"):
+	case KindState:
 		topic, p, rec, ok, err := root.ParsePartitionState(kv)
 		if !ok && err == nil {
 			err = errNoRecord
 		}
 		return fmt.Sprint("state ", topic, " ", p), rec, err
-	case strings.HasPrefix(kv.Key, root.Topics()) && len(part) == 5:
+	case KindCount:
 		n, err := ParseOffset(kv)
 		return "count", n, err
-	case strings.HasPrefix(kv.Key, root.Topics()):
+	case KindTopic:
 		name, rec, ok, err := root.ParseTopic(kv)
 		if !ok && err == nil {
 			err = errNoRecord
 		}
 		return "topic " + name, rec, err
-	case strings.HasPrefix(kv.Key, root.TopicConfigs()):
+	case KindTopicConfig:
 		rec, err := ParseTopicConfig(kv)
 		return "config", rec, err
-	case strings.HasPrefix(kv.Key, root.DeletedTopics()):
+	case KindDeletion:
 		topic, rec, err := root.ParseDeletion(kv)
 		return "deletion " + topic, rec, err
-	case len(part) == 5 && part[1] == "consumers" && part[3] == "ids":
+	case KindMember:
 		rec, err := ParseConsumer(kv)
 		return "consumer", rec, err
-	case len(part) == 6 && part[1] == "consumers" && part[3] == "owners":
+	case KindOwner: // 0.8.2 spells the partition by its number alone; the value is the same
 		if len(kv.Value) == 0 {
 			return "owner", nil, fmt.Errorf("owner %s: %w", kv.Key, ErrRecord)
 		}
 		return "owner", string(kv.Value), nil
-	case len(part) == 6 && part[1] == "consumers" && part[3] == "offsets":
+	case KindOffset:
 		n, err := ParseOffset(kv)
 		return "offset", n, err
+	case KindTarget: // read by package rebalance
+		return "target", string(kv.Value), nil
+	case KindHistory:
+		rec, err := ParseHistory(kv)
+		return "history", rec, err
 	}
 	return "", nil, errNoRecord
 }

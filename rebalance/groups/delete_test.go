@@ -37,6 +37,8 @@ func TestCase53(t *testing.T) {
 	offsetsOf(t, st, "olddead", 3)
 	offsetsOf(t, st, "olddead2", 1) // begins like it
 	put(t, st, root.GroupConfig("olddead"), "{}")
+	put(t, st, root.Group("olddead").Target(), "x")
+	put(t, st, root.Group("olddead").HistoryEntry(1, "m", 1), "x")
 
 	before := count(t, st, root.Group("oldlive").Prefix())
 	if _, err := groups.Delete(t.Context(), st, root, "oldlive"); !errors.Is(err, groups.ErrLiveMembers) {
@@ -45,11 +47,14 @@ func TestCase53(t *testing.T) {
 	if after := count(t, st, root.Group("oldlive").Prefix()); after != before {
 		t.Errorf("the refused group has %d keys, had %d", after, before)
 	}
-	if n, err := groups.Delete(t.Context(), st, root, "olddead"); err != nil || n != 4 {
+	if n, err := groups.Delete(t.Context(), st, root, "olddead"); err != nil || n != 6 {
 		t.Errorf("a dead group: %d keys, %v", n, err)
 	}
 	if n := count(t, st, root.GroupConfig("olddead")); n != 0 {
 		t.Error("settings are left")
+	}
+	if n := count(t, st, root.Group("olddead").Prefix()); n != 0 {
+		t.Errorf("%d keys are left", n)
 	}
 	list, _, err := groups.List(t.Context(), st, root)
 	if got := fmt.Sprint(list); err != nil || got != "[{olddead2 0 0 1} {oldlive 1 0 3}]" {
