@@ -196,7 +196,7 @@ func guardName(ctx context.Context, st Store, root Root, name string) (nameGuard
 	}
 	folded := foldName(name)
 	for _, key := range keys {
-		other := strings.TrimPrefix(key, root.Topics())
+		other := root.Locate(key).Topic
 		if other != name && foldName(other) == folded {
 			return g, fmt.Errorf("%w, %s", ErrTopicCollision, other)
 		}

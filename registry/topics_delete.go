@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 )
 
 // ErrInternalTopic refuses the deletion of a topic that holds Kafka's own state.
@@ -258,8 +257,7 @@ const groupPage = 200
 // groupNames finds all groups that have any key. It skips over what each has.
 func groupNames(ctx context.Context, st Store, root Root) ([]string, error) {
 	var names []string
-	prefix := root.Groups()
-	req := RangeRequest{Key: prefix, Prefix: true, Limit: groupPage, KeysOnly: true}
+	req := RangeRequest{Key: root.Groups(), Prefix: true, Limit: groupPage, KeysOnly: true}
 	for {
 		res, err := st.Range(ctx, req)
 		if err != nil {
@@ -267,15 +265,14 @@ func groupNames(ctx context.Context, st Store, root Root) ([]string, error) {
 		}
 		for _, kv := range res.KVs {
 			req.After = kv.Key
-			element, _, below := strings.Cut(strings.TrimPrefix(kv.Key, prefix), "/")
-			name, err := UnescapeName(element)
-			if !below || err != nil {
+			name := root.Locate(kv.Key).Group
+			if name == "" {
 				continue // no key of a group
 			}
 			if len(names) == 0 || names[len(names)-1] != name {
 				names = append(names, name)
 			}
-			req.After = PrefixEnd(prefix + element + "/")
+			req.After = PrefixEnd(root.Group(name).Prefix())
 		}
 		if !res.More || len(res.KVs) == 0 {
 			return names, nil
