@@ -35,6 +35,9 @@ func (m *Membership) claim(s *registry.Session, a rebalance.Claim, note registry
 		if string(r.Value) != string(claims[i].Value) {
 			o.Stream = -1
 		}
+		if r.Holder != nil {
+			o.Holder = string(r.Holder.KV.Value)
+		}
 		answer.Outcomes = append(answer.Outcomes, o)
 	}
 	if answer.Unknown && m.ctx.Err() == nil {
@@ -61,11 +64,9 @@ func (m *Membership) propose(s *registry.Session, a rebalance.Propose) {
 	ctx, cancel := context.WithTimeout(m.ctx, callLimit)
 	defer cancel()
 	answer := rebalance.ProposeAnswered{Number: a.Number}
-	value, err := a.Target.Encode()
-	if err == nil {
-		guard := registry.Guard{Registration: a.Registration, IDs: m.group.IDs(), Snapshot: a.Snapshot}
-		answer.Revision, err = registry.WriteTarget(ctx, m.store, guard, m.group.Target(), value, a.Replace)
-	}
+	guard := registry.Guard{Registration: a.Registration, IDs: m.group.IDs(), Snapshot: a.Snapshot}
+	var err error
+	answer.Revision, err = registry.WriteTarget(ctx, m.store, guard, m.group.Target(), a.Value, a.Replace)
 	answer.Stale = errors.Is(err, registry.ErrStale)
 	answer.Unknown = err != nil && !answer.Stale
 	if answer.Unknown && m.ctx.Err() == nil {

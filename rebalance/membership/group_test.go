@@ -161,3 +161,124 @@ func TestSharedView(t *testing.T) {
 		view.Close()
 	})
 }
+
+// reasons are those of the entries of history, in order and without repetitions.
+func (a *arena) reasons() string {
+	a.t.Helper()
+	var list []string
+	for _, e := range a.history() {
+		list = append(list, fmt.Sprintf("%s %s: %s", e.Member, e.Action, e.Reason))
+	}
+	return strings.Join(slices.Compact(list), "; ")
+}
+
+// In a group that is sticky members follow its target record: one that comes gets its
+// share, and nothing else moves; what one that leaves had is shared by the others.
+func TestSticky(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newArena(t)
+		a.topic("t", 6)
+		sticky := membership.Config{Strategies: []string{rebalance.StrategySticky, rebalance.StrategyRange}}
+		join := func(id string) *member {
+			cfg := sticky
+			cfg.ID = id
+			return a.join(cfg, nil)
+		}
+		c1, c2 := join("c1"), join("c2")
+		synctest.Wait()
+		time.Sleep(time.Second)
+		count := func() map[string]int {
+			n := map[string]int{}
+			for _, kv := range a.list(a.group.Owners()) {
+				n[string(kv.Value)]++
+			}
+			return n
+		}
+		if got := fmt.Sprint(count()); got != "map[c1-0:3 c2-0:3]" {
+			t.Fatalf("owned: %s", got)
+		}
+		c1.story()
+		c2.story()
+		c3 := join("c3")
+		time.Sleep(time.Second)
+		if got := fmt.Sprint(count()); got != "map[c1-0:2 c2-0:2 c3-0:2]" {
+			t.Fatalf("owned: %s", got)
+		}
+		for _, m := range []*member{c1, c2} {
+			if got := m.story(); strings.Contains(got, "begin") || strings.Count(got, "revoked") != 1 {
+				t.Errorf("%s was told: %s", m.ID(), got)
+			}
+		}
+		record := a.list(a.group.Target())
+		if len(record) != 1 {
+			t.Fatal("there is no target record")
+		}
+		target, err := rebalance.ReadTarget(record[0])
+		a.must(err)
+		for p, owner := range target.Assignment.All() {
+			if kv := a.list(a.group.Owner(p)); len(kv) != 1 || string(kv[0].Value) != owner {
+				t.Errorf("%s is due to %s and owned by %v", p, owner, kv)
+			}
+		}
+		c2.leave()
+		time.Sleep(time.Second)
+		if got := fmt.Sprint(count()); got != "map[c1-0:3 c3-0:3]" {
+			t.Errorf("owned: %s", got)
+		}
+		if got := a.reasons(); !strings.Contains(got, "c3 joined") || !strings.Contains(got, "c2 left") || !strings.Contains(got, "c2 released: leaving") {
+			t.Errorf("reasons: %s", got)
+		}
+		c1.leave()
+		c3.leave()
+		a.nothingLeft()
+	})
+}
+
+// A filter is expanded anew as topics come and go; internal topics are not in it.
+func TestFilterFollowsTopics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newArena(t)
+		a.topic("u", 1)
+		a.topic("x", 1)
+		sub := membership.Subscription{Pattern: registry.PatternWhiteList, Filter: "t.*,u,__.*", Streams: 1}
+		m := a.join(membership.Config{ID: "c", Subscription: sub}, nil)
+		a.ownedAs(time.Second, "u/0:c-0")
+		a.topic("t1", 2)
+		a.topic("__consumer_offsets", 1)
+		a.ownedAs(time.Second, "t1/0:c-0 t1/1:c-0 u/0:c-0")
+		_, err := registry.DeleteTopic(t.Context(), a.st, a.root, "t1", registry.DeleteOptions{})
+		a.must(err)
+		a.ownedAs(time.Second, "u/0:c-0")
+		m.leave()
+		a.nothingLeft()
+		time.Sleep(10 * time.Second) // the clock of package regexp2 stops when nothing is matched
+	})
+}
+
+// A group that roundrobin cannot divide stays as it is, and says why, until it can.
+func TestRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newArena(t)
+		a.topic("t", 2)
+		told := make(chan string, 10)
+		m := a.join(membership.Config{ID: "c1", Strategies: []string{rebalance.StrategyRoundRobin},
+			Listener: membership.Listener{Refused: func(reason string) { told <- reason }}}, nil)
+		a.ownedAs(time.Second, "t/0:c1-0 t/1:c1-0")
+		// One that does not ask first.
+		value, err := registry.Encode(registry.ConsumerRecord{Version: 1, Subscription: map[string]int32{"u": 1},
+			Pattern: registry.PatternStatic, Strategy: []string{rebalance.StrategyRoundRobin}})
+		a.must(err)
+		a.write(registry.Put(a.group.ID("c2"), value, a.list(a.group.ID("c1"))[0].Lease))
+		time.Sleep(time.Second)
+		a.ownedAs(0, "t/0:c1-0 t/1:c1-0")
+		if got := <-told; !strings.Contains(got, rebalance.ErrNotUniform.Error()) || !a.says("the group cannot be divided") {
+			t.Errorf("refused for: %s", got)
+		}
+		a.write(registry.Delete(a.group.ID("c2")))
+		if got := <-told; got != "" {
+			t.Errorf("still refused: %s", got)
+		}
+		m.leave()
+		a.nothingLeft()
+	})
+}

@@ -3,6 +3,8 @@ package membership
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 
 	"github.com/muster-io/muster/rebalance"
@@ -121,6 +123,7 @@ func (s *seat) with(registration []byte) rebalance.Snapshot {
 			ids = append(ids, kv)
 		}
 	}
+	slices.SortFunc(ids, func(a, b registry.KV) int { return strings.Compare(a.Key, b.Key) })
 	snapshot, _ := read(rebalance.NewReader(s.root, s.group, s.id), s.group, keys, ids)
 	return snapshot
 }

@@ -63,7 +63,9 @@ func (m *Membership) ownerSeen(ctx context.Context, seen rebalance.OwnerSeen, kv
 		if ctx.Err() != nil || m.session == nil {
 			return
 		}
-		seen.Mine = seen.Exists && kv.Lease == m.session.Lease()
+		if seen.Exists {
+			seen.Mine, seen.Owner = kv.Lease == m.session.Lease(), string(kv.Value)
+		}
 		m.step(seen)
 	})
 }
