@@ -3,10 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
-	"strconv"
-	"strings"
 	"sync"
-	"time"
 
 	"github.com/urfave/cli/v2"
 
@@ -17,9 +14,11 @@ func consumeCommand() *cli.Command {
 	flags := []cli.Flag{
 		&cli.StringFlag{Name: "group", EnvVars: env("group"), Usage: "consumer group"},
 		&cli.StringSliceFlag{Name: "topic", Usage: "topic to read; may be repeated"},
-		&cli.IntFlag{Name: "streams", Value: 1, Usage: "how many partitions of a topic are handled at a time"},
+		&cli.StringFlag{Name: "include", Usage: "read the topics whose whole names match this `REGEX` (of Java; a comma means or), as they come and go"},
+		&cli.StringFlag{Name: "exclude", Usage: "leave out the topics that match this `REGEX`; without --include, read all others"},
+		&cli.IntFlag{Name: "streams", Value: 1, Usage: "how many partitions of a topic, or of all that --include and --exclude choose, are handled at a time"},
 		&cli.BoolFlag{Name: "from-beginning", Usage: "where nothing is committed, begin at the smallest offset"},
-		&cli.StringFlag{Name: "strategy", Usage: "range or range-numeric (default: range)"},
+		&cli.StringFlag{Name: "strategy", Usage: "how the group divides partitions: range, range-numeric, roundrobin, sticky; or a list with commas, the one preferred first (default: range)"},
 		&cli.StringFlag{Name: "format", Value: `%s\n`, Usage: `how to print a record: %t topic, %p partition, %o offset, %k key, %s value, %T timestamp, \n, \t`},
 		&cli.StringSliceFlag{Name: "set", Usage: "`NAME=VALUE`, one of Kafka's consumer settings; may be repeated"},
 	}
@@ -32,22 +31,33 @@ func consumeCommand() *cli.Command {
 }
 
 func consume(c *cli.Context) error {
-	if err := cmp.Or(noArguments(c), required(c, "group", "topic")); err != nil {
+	if err := cmp.Or(noArguments(c), required(c, "group")); err != nil {
 		return err
+	}
+	filtered := c.String("include") != "" || c.String("exclude") != ""
+	if filtered == (len(c.StringSlice("topic")) > 0) {
+		return wrongUse("want either --topic, or --include or --exclude")
 	}
 	f, err := parseFormat(c.String("format"))
 	if err != nil {
 		return wrongUse("--format: %w", err)
 	}
-	cfg := consumer.Config{Group: c.String("group"), Topics: map[string]int32{}, Strategy: c.String("strategy")}
+	cfg := consumer.Config{Group: c.String("group"), Include: c.String("include"), Exclude: c.String("exclude"), Strategies: list(c.String("strategy"))}
 	if c.Bool("from-beginning") {
 		cfg.Reset = consumer.Smallest
 	}
-	for _, topic := range c.StringSlice("topic") {
-		cfg.Topics[topic] = int32(min(max(c.Int("streams"), -1), 1<<30))
-	}
-	if err := applySettings(&cfg, c.StringSlice("set")); err != nil {
+	settings := consumerSettings{cfg: &cfg, streams: int32(min(max(c.Int("streams"), -1), 1<<30))}
+	if err := settings.apply(c.StringSlice("set")); err != nil {
 		return err
+	}
+	cfg.Streams = settings.streams
+	if !filtered {
+		cfg.Streams, cfg.Topics = 0, map[string]int32{}
+		for _, topic := range c.StringSlice("topic") {
+			cfg.Topics[topic] = settings.streams
+		}
+	} else if cfg.Streams < 1 {
+		return wrongUse("--streams: want at least 1")
 	}
 	return withClient(c, func(ctx context.Context, cl *client) error {
 		cfg.Store, cfg.Root, cfg.Logger = cl.store, cl.root, cl.log
@@ -80,50 +90,4 @@ func (p *printer) print(_ context.Context, r *consumer.Record) error {
 	}
 	_, err := p.c.App.Writer.Write(p.line)
 	return err
-}
-
-// applySettings takes Kafka's consumer settings by name.
-func applySettings(cfg *consumer.Config, list []string) error {
-	for _, setting := range list {
-		name, value, ok := strings.Cut(setting, "=")
-		if !ok {
-			return wrongUse("--set %q: want NAME=VALUE", setting)
-		}
-		if err := applySetting(cfg, name, value); err != nil {
-			return wrongUse("--set %s: %w", setting, err)
-		}
-	}
-	return nil
-}
-
-func applySetting(cfg *consumer.Config, name, value string) error {
-	switch name {
-	case "consumer.id":
-		cfg.ID = value
-	case "auto.offset.reset":
-		cfg.Reset = consumer.Reset(value)
-	case "partition.assignment.strategy":
-		cfg.Strategy = value
-	case "zookeeper.session.timeout.ms":
-		return milliseconds(&cfg.SessionTimeout, value)
-	case "auto.commit.interval.ms":
-		return milliseconds(&cfg.CommitInterval, value)
-	case "offsets.storage":
-		if value != "registry" && value != "zookeeper" {
-			return wrongUse("only registry (alias zookeeper) is there so far")
-		}
-	default:
-		return wrongUse("unknown setting; known are consumer.id, auto.offset.reset, partition.assignment.strategy, " +
-			"zookeeper.session.timeout.ms, auto.commit.interval.ms, offsets.storage")
-	}
-	return nil
-}
-
-func milliseconds(d *time.Duration, value string) error {
-	n, err := strconv.ParseInt(value, 10, 32)
-	if err != nil || n <= 0 {
-		return wrongUse("want a number of milliseconds above 0")
-	}
-	*d = time.Duration(n) * time.Millisecond
-	return nil
 }

@@ -2,6 +2,8 @@ package consumer
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"time"
 
 	"github.com/muster-io/muster/offsets"
@@ -11,8 +13,9 @@ import (
 // deliveries, and a last time for one that is given up. One goroutine does all of
 // it, so that commits of a partition never overtake each other.
 type committer struct {
-	d    *driver
-	asks chan lastCommit
+	d      *driver
+	asks   chan lastCommit
+	orders chan *order
 }
 
 // commitPause is how long a last commit waits before it is tried again.
@@ -24,12 +27,16 @@ type lastCommit struct {
 }
 
 func newCommitter(d *driver) *committer {
-	return &committer{d: d, asks: make(chan lastCommit)}
+	return &committer{d: d, asks: make(chan lastCommit), orders: make(chan *order)}
 }
 
 func (c *committer) run() {
 	tick := time.NewTicker(c.d.c.cfg.CommitInterval)
 	defer tick.Stop()
+	ticks := tick.C
+	if c.d.c.cfg.ManualCommit {
+		ticks = nil
+	}
 	var waiting []lastCommit // last commits that have not come through yet
 	for {
 		var retry <-chan time.Time
@@ -42,7 +49,9 @@ func (c *committer) run() {
 				w.done <- false
 			}
 			return
-		case <-tick.C:
+		case o := <-c.orders:
+			c.carryOut(o)
+		case <-ticks:
 			c.commit(c.d.table.all())
 			waiting = c.settle(waiting) // the tick may come faster than the retry
 		case ask := <-c.asks:
@@ -102,10 +111,11 @@ func (c *committer) last(o *delivery) bool {
 	return <-ask.done
 }
 
-// dirty tells whether more is finished than committed.
+// dirty tells whether something else is finished than committed. What the
+// application had committed stands until it finishes more.
 func (o *delivery) dirty() bool {
 	next := o.next.Load()
-	return next != offsets.None && next != o.committed.Offset
+	return next != offsets.None && next != o.committed.Offset && next != o.ordered
 }
 
 // commit makes one attempt for those that need it and are still owned.
@@ -136,7 +146,7 @@ func (c *committer) enter(o *delivery, commit offsets.Commit, out offsets.Outcom
 	log := c.d.log.With("topic", o.Partition.Topic, "partition", o.Partition.Name(), "offset", commit.Offset)
 	switch {
 	case out.Stored:
-		o.committed = out.Now
+		o.committed, o.ordered = out.Now, offsets.None
 		if f := c.d.c.cfg.Listener.Committed; f != nil {
 			f(o.Partition, commit.Offset)
 		}
@@ -153,4 +163,79 @@ func (c *committer) enter(o *delivery, commit offsets.Commit, out offsets.Outcom
 		}
 		o.committed.Revision = out.Now.Revision
 	}
+}
+
+// order is a commit that the application asked for.
+type order struct {
+	list []orderedOffset
+	done chan struct{} // closed when all have their answer
+}
+
+type orderedOffset struct {
+	o      *delivery
+	offset int64
+	err    error
+}
+
+// orderTries bounds how often an order is written again after another writer.
+const orderTries = 3
+
+var errOverwritten = errors.New("somebody else writes the offset all the time")
+
+// carryOut makes one attempt to commit what was ordered.
+func (c *committer) carryOut(ord *order) {
+	defer close(ord.done)
+	left := make([]*orderedOffset, len(ord.list))
+	for i := range ord.list {
+		left[i] = &ord.list[i]
+	}
+	for range orderTries {
+		if left = c.orderOnce(left); len(left) == 0 {
+			return
+		}
+	}
+	for _, l := range left {
+		l.err = errOverwritten
+	}
+}
+
+// orderOnce returns those that have to be written again.
+func (c *committer) orderOnce(list []*orderedOffset) (again []*orderedOffset) {
+	var commits []offsets.Commit
+	var alive []*orderedOffset
+	for _, l := range list {
+		if !l.o.Alive() {
+			l.err = ErrNotOwned
+			continue
+		}
+		alive = append(alive, l)
+		commits = append(commits, offsets.Commit{Partition: l.o.Partition, Offset: l.offset, Token: l.o.Token, Previous: l.o.committed.Revision})
+	}
+	if len(commits) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(c.d.ctx, callLimit)
+	defer cancel()
+	outcomes, err := c.d.offsets.Commit(ctx, commits)
+	for i, l := range alive {
+		if i >= len(outcomes) {
+			l.err = fmt.Errorf("commit %s: %w", l.o.Partition, err)
+			continue
+		}
+		out := outcomes[i]
+		next := l.o.next.Load()
+		c.enter(l.o, commits[i], out)
+		switch {
+		case out.Fenced:
+			l.err = ErrNotOwned
+		case out.Stored, out.Now.Offset == l.offset:
+			l.o.ordered = next
+			if !c.d.c.cfg.ManualCommit {
+				l.o.finishBelow(l.offset)
+			}
+		default:
+			again = append(again, l)
+		}
+	}
+	return again
 }

@@ -12,6 +12,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/muster-io/muster/rebalance"
@@ -36,18 +39,33 @@ type Config struct {
 	// Topics maps each topic to a number of streams: how many of its partitions are
 	// handled at a time. A topic need not exist yet.
 	Topics map[string]int32
+	// Include and Exclude, in place of Topics, choose topics by regular expressions in
+	// the syntax of Java that match the whole name, a comma meaning "or": those that
+	// match Include, or all if it is empty, but for those that match Exclude. The choice
+	// is made anew whenever topics come or go. Groups of parentheses are counted over
+	// both, so that \1 means the first of Exclude if there is one.
+	Include, Exclude string
+	// IncludeInternal has them choose internal topics too (exclude.internal.topics).
+	IncludeInternal bool
+	// Streams is how many partitions are handled at a time, of all topics that they
+	// choose together. Zero means 1.
+	Streams int32
 
 	// ID names this consumer in the group; it must be unique. Empty means
 	// <hostname>:<uuid>.
 	ID string
-	// Strategy is the one preferred; the group takes it if all members state it.
-	// Empty means range.
-	Strategy string
+	// Strategies in order of preference: the group takes the first in the list of its
+	// lowest member that all members state. Empty means range.
+	Strategies []string
 	// SessionTimeout is zookeeper.session.timeout.ms: after it, a consumer that went
 	// silent loses its partitions. Zero means 6 s.
 	SessionTimeout time.Duration
 	// CommitInterval is auto.commit.interval.ms. Zero means 1 s.
 	CommitInterval time.Duration
+	// ManualCommit (auto.commit.enable=false) leaves all commits to Consumer.Commit:
+	// nothing is committed on its own, neither at the interval, nor when a partition is
+	// given up, nor where it begins.
+	ManualCommit bool
 	// Reset is auto.offset.reset. Empty means largest. A partition first seen after
 	// the group existed begins at the smallest offset whatever this says.
 	Reset Reset
@@ -58,6 +76,17 @@ type Config struct {
 	// Zero means 1 MiB. Records that a broker sent together come together, so that
 	// one fetch more may be there.
 	MaxBufferedBytes int
+	// MaxTotalBytes bounds them for all partitions together: past it only partitions of
+	// which nothing waits are fetched. Zero means 64 MiB.
+	MaxTotalBytes int
+	// FetchBytes is fetch.message.max.bytes: how much of a partition a broker sends at
+	// once; a record that is larger comes alone. Zero means 1 MiB.
+	FetchBytes int
+	// ComplaintPause is how often a wait that goes on is complained of. Zero means
+	// one minute.
+	ComplaintPause time.Duration
+	// View, which may be nil, is shared with other consumers of the group.
+	View *membership.View
 
 	Logger *slog.Logger // nil discards
 	// Listener hears of events; its functions must not block.
@@ -69,11 +98,23 @@ type Config struct {
 type Listener struct {
 	Registered func(id string, lease registry.LeaseID)
 	Rebalanced func(r rebalance.Rebalanced)
-	Assigned   func(p registry.Partition, stream int32, offset int64)
-	Revoked    func(p registry.Partition, next int64) // given up in order; next is committed
-	Lost       func(p registry.Partition, reason string)
-	Committed  func(p registry.Partition, next int64)
-	Waiting    func(p registry.Partition, holder string)
+	// Assigned: records follow, from a.Offset on. ctx ends when ownership ends: after
+	// Revoked, or before Lost.
+	Assigned  func(ctx context.Context, a Assignment)
+	Revoked   func(p registry.Partition, next int64) // given up in order; next is committed
+	Lost      func(p registry.Partition, reason string)
+	Committed func(p registry.Partition, next int64)
+	Waiting   func(p registry.Partition, holder string)
+	// Refused: the group cannot be divided, and why; empty when that is over.
+	Refused func(reason string)
+}
+
+// Assignment is a partition that begins to be handed over.
+type Assignment struct {
+	Partition registry.Partition
+	Stream    int32
+	Offset    int64
+	Token     int64 // the fencing token, as Record.Token
 }
 
 // Record is a record that was handed over.
@@ -85,7 +126,9 @@ type Record struct {
 	Value     []byte
 	Headers   []Header
 
-	owner *delivery
+	owner  *delivery
+	finish func(error) bool
+	held   bool
 }
 
 // Header is a header of a record.
@@ -103,10 +146,30 @@ func (r *Record) Owned() bool { return r.owner.Alive() }
 // of the partition, in whatever process.
 func (r *Record) Token() int64 { return r.owner.Token }
 
-// ErrNotOwned is what a Handler returns for a record that it left alone because
-// Owned had become false. Any other error will do: once the partition is lost, the
-// answer to its records does not count.
-var ErrNotOwned = errors.New("partition is not owned any more")
+// Hold, called by a handler before it returns, keeps the record open after that: it
+// counts as consumed when done(nil) is called, by any goroutine. So a handler can have
+// several records of a partition in work, in whose order they are handed over but
+// need not be finished: offsets advance only up to the first that is not. An error
+// given to done is as one returned by the handler.
+//
+// done must be called once for each record, also when ownership is lost: the consumer
+// waits for it, as for a handler, before it gives the partition up or hands it over
+// anew. The records held of a partition are bounded by MaxBufferedBytes.
+func (r *Record) Hold() (done func(error)) {
+	r.held = true
+	var once sync.Once
+	return func(err error) { once.Do(func() { r.finish(err) }) }
+}
+
+// ErrNotOwned: the partition is not, or not any more, owned by this consumer. It is
+// also what a Handler returns for a record that it left alone because Owned had
+// become false. Any other error will do: once the partition is lost, the answer to
+// its records does not count.
+var ErrNotOwned = errors.New("partition is not owned")
+
+// ErrNoLog ends a consumer of a topic that has no log: its partitions can be owned,
+// and there is nothing to read.
+var ErrNoLog = errors.New("the topic has no log, so that nothing can be read of it")
 
 // Handler is given one record at a time of each stream. The record counts as
 // consumed when it returns nil: its offset is committed only then. ctx ends when
@@ -119,44 +182,55 @@ const (
 	DefaultCommitInterval = time.Second
 	DefaultLeaveTimeout   = membership.DefaultLeaveTimeout
 	DefaultBufferedBytes  = 1 << 20
+	DefaultTotalBytes     = 64 << 20
+	DefaultFetchBytes     = 1 << 20
 )
 
-// Consumer is a member of a group. Use New, then Run once.
+// Consumer is a member of a group. Use New, then Run once. The other methods may be
+// called at any time, by any goroutine.
 type Consumer struct {
-	cfg     Config
-	group   registry.GroupPaths
-	handler Handler
-	member  *membership.Membership
+	cfg      Config
+	group    registry.GroupPaths
+	handler  Handler // nil: streams
+	streams  map[lane]*Stream
+	filtered bool
+	member   *membership.Membership
+	driver   atomic.Pointer[driver] // nil before Run
 }
 
-// New checks the configuration.
+// New checks the configuration. Without a handler the records are read from Streams.
 func New(cfg Config, h Handler) (*Consumer, error) {
-	if h == nil {
-		return nil, errors.New("consumer needs a handler")
-	}
 	if cfg.Reset == "" {
 		cfg.Reset = Largest
 	}
 	if cfg.Reset != Largest && cfg.Reset != Smallest {
 		return nil, fmt.Errorf("auto.offset.reset %q: want largest or smallest", cfg.Reset)
 	}
-	if cfg.CommitInterval < 0 || cfg.MaxBufferedBytes < 0 {
-		return nil, fmt.Errorf("commit interval %s, %d buffered bytes: want none below 0", cfg.CommitInterval, cfg.MaxBufferedBytes)
+	if cfg.CommitInterval < 0 || min(cfg.MaxBufferedBytes, cfg.MaxTotalBytes, cfg.FetchBytes) < 0 || cfg.FetchBytes > math.MaxInt32 {
+		return nil, fmt.Errorf("commit interval %s, %d buffered bytes, %d in total, fetch of %d: want none below 0, the last at most %d",
+			cfg.CommitInterval, cfg.MaxBufferedBytes, cfg.MaxTotalBytes, cfg.FetchBytes, math.MaxInt32)
 	}
 	setDefault(&cfg.CommitInterval, DefaultCommitInterval)
 	setDefault(&cfg.MaxBufferedBytes, DefaultBufferedBytes)
-	m := membership.Config{Store: cfg.Store, Root: cfg.Root, Group: cfg.Group, ID: cfg.ID,
-		Subscription: membership.Subscription{Topics: cfg.Topics}, SessionTimeout: cfg.SessionTimeout, LeaveTimeout: cfg.LeaveTimeout,
-		Logger: cfg.Logger, Listener: membership.Listener{Registered: cfg.Listener.Registered, Rebalanced: cfg.Listener.Rebalanced,
-			Waiting: cfg.Listener.Waiting}}
-	if cfg.Strategy != "" {
-		m.Strategies = []string{cfg.Strategy}
-	}
-	member, err := membership.New(m)
+	setDefault(&cfg.MaxTotalBytes, DefaultTotalBytes)
+	setDefault(&cfg.FetchBytes, DefaultFetchBytes)
+	subscription, err := cfg.subscription()
 	if err != nil {
 		return nil, err
 	}
-	return &Consumer{cfg: cfg, group: cfg.Root.Group(cfg.Group), handler: h, member: member}, nil
+	member, err := membership.New(membership.Config{Store: cfg.Store, Root: cfg.Root, Group: cfg.Group, ID: cfg.ID,
+		Subscription: subscription, Strategies: cfg.Strategies, SessionTimeout: cfg.SessionTimeout, LeaveTimeout: cfg.LeaveTimeout,
+		ComplaintPause: cfg.ComplaintPause, View: cfg.View, Logger: cfg.Logger,
+		Listener: membership.Listener{Registered: cfg.Listener.Registered, Rebalanced: cfg.Listener.Rebalanced,
+			Waiting: cfg.Listener.Waiting, Refused: cfg.Listener.Refused}})
+	if err != nil {
+		return nil, err
+	}
+	c := &Consumer{cfg: cfg, group: cfg.Root.Group(cfg.Group), handler: h, member: member, filtered: subscription.Pattern != ""}
+	if h == nil {
+		c.streams = newStreams(subscription)
+	}
+	return c, nil
 }
 
 func setDefault[T time.Duration | int](v *T, to T) {
@@ -179,10 +253,14 @@ func (c *Consumer) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	d := newDriver(c, stop)
+	c.driver.Store(d)
 	d.work.Go(d.fetch.run)
 	d.work.Go(d.commits.run)
 	err := c.member.Run(ctx, d)
 	d.close()
+	for _, s := range c.streams {
+		close(s.ended)
+	}
 	switch {
 	case d.failure != nil:
 		return d.failure

@@ -323,8 +323,8 @@ func TestWhereItBegins(t *testing.T) {
 	young := name(t, "young")
 	assigned := make(chan string, 10)
 	start(t, consumer.Config{ID: "c", Group: group, Topics: map[string]int32{old: 1, young: 1},
-		Listener: consumer.Listener{Assigned: func(p registry.Partition, _ int32, offset int64) {
-			assigned <- fmt.Sprintf("%s %d", p.Topic, offset)
+		Listener: consumer.Listener{Assigned: func(_ context.Context, a consumer.Assignment) {
+			assigned <- fmt.Sprintf("%s %d", a.Partition.Topic, a.Offset)
 		}}}, func(context.Context, *consumer.Record) error { return nil })
 	if got := <-assigned; got != old+" 10" {
 		t.Errorf("got %s", got)

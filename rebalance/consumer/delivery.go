@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -17,32 +18,52 @@ import (
 type delivery struct {
 	*membership.Ownership
 
-	begin  chan startAt    // where to start, once known
+	starts chan startAt    // where to start, once known
 	done   chan struct{}   // closed when the worker has ended
 	former <-chan struct{} // closed when no earlier worker of the partition in this process is left
 	lane   chan struct{}   // held while a record is with the handler
 	queue  *queue
+	progress
 
-	// next is the offset after the last record that the handler finished; None
-	// until the start is known.
-	next atomic.Int64
-	// committed belongs to the committer.
+	// committed belongs to the committer, and so does ordered: the value of next when
+	// the application last had another offset committed, None if it has not.
 	committed offsets.Position
+	ordered   int64
 	// bounds of the log by timestamp, as far as brokers said; they belong to start.
 	bounds map[int64]logOffset
 }
 
-func newDelivery(own *membership.Ownership, lane chan struct{}, former <-chan struct{}) *delivery {
-	o := &delivery{Ownership: own, begin: make(chan startAt, 1), done: make(chan struct{}),
-		former: former, lane: lane, queue: newQueue(), committed: offsets.Position{Offset: offsets.None}, bounds: map[int64]logOffset{}}
-	o.next.Store(offsets.None)
+func newDelivery(own *membership.Ownership, lane chan struct{}, former <-chan struct{}, all *budget) *delivery {
+	o := &delivery{Ownership: own, starts: make(chan startAt, 1), done: make(chan struct{}), former: former, lane: lane, queue: newQueue(all),
+		committed: offsets.Position{Offset: offsets.None}, ordered: offsets.None, bounds: map[int64]logOffset{}}
+	o.progress.init()
 	return o
 }
 
-// deliverAll is the worker of one delivery: it hands over record by record until
-// the partition is revoked or lost.
+// workOn hands over until the partition is revoked or lost. Then it waits for what the
+// application holds of it, which until then is not done.
+func (d *driver) workOn(o *delivery) {
+	d.deliverAll(o)
+	over := o.Context().Done()
+	for {
+		busy := o.busy()
+		if busy == nil {
+			break
+		}
+		select {
+		case <-busy:
+		case <-over:
+			over = nil
+			close(o.done) // nothing more can come of it; only the next worker waits on
+		}
+	}
+	if over != nil {
+		close(o.done)
+	}
+}
+
+// deliverAll hands over record by record until the partition is revoked or lost.
 func (d *driver) deliverAll(o *delivery) {
-	defer close(o.done)
 	// An earlier worker's handler may still have a record, of a lost ownership, in
 	// hand. It must not keep the partition from the group meanwhile.
 	select {
@@ -54,7 +75,7 @@ func (d *driver) deliverAll(o *delivery) {
 	}
 	var at startAt
 	select {
-	case at = <-o.begin:
+	case at = <-o.starts:
 	case <-o.Revoked():
 		return
 	case <-o.Context().Done():
@@ -64,11 +85,13 @@ func (d *driver) deliverAll(o *delivery) {
 		return
 	}
 	o.committed = at.committed // before next is set: the committer looks at next first
-	o.next.Store(at.from)
+	o.mu.Lock()
+	o.moveTo(at.from)
 	d.fetch.add(o, at.from)
+	o.mu.Unlock()
 	d.log.Info("partition assigned", "topic", o.Partition.Topic, "partition", o.Partition.Name(), "stream", o.Stream, "offset", at.from, "token", o.Token)
 	if f := d.c.cfg.Listener.Assigned; f != nil {
-		f(o.Partition, o.Stream, at.from)
+		f(o.Context(), Assignment{Partition: o.Partition, Stream: o.Stream, Offset: at.from, Token: o.Token})
 	}
 	for {
 		select {
@@ -84,11 +107,11 @@ func (d *driver) deliverAll(o *delivery) {
 				break
 			}
 			if b.reset {
-				o.next.Store(b.offset)
+				o.restart(b)
 				continue
 			}
 			d.fetch.drained(o)
-			if !d.deliverBatch(o, b.records) {
+			if !d.deliverBatch(o, b) {
 				return
 			}
 		}
@@ -103,20 +126,31 @@ const (
 )
 
 // deliverBatch hands over records; false when the worker is to end.
-func (d *driver) deliverBatch(o *delivery, records []*kgo.Record) bool {
-	for len(records) > 0 {
-		n, ok := d.deliverRun(o, records)
+func (d *driver) deliverBatch(o *delivery, b queued) bool {
+	for len(b.records) > 0 {
+		// Outside the lane: who waits must not keep the stream's other partitions waiting.
+		if room := o.room(d.c.cfg.MaxBufferedBytes); room != nil {
+			select {
+			case <-room:
+				continue
+			case <-o.Revoked():
+				return false
+			case <-o.Context().Done():
+				return false
+			}
+		}
+		n, ok := d.deliverRun(o, b)
 		if !ok {
 			return false
 		}
-		records = records[n:]
+		b.records = b.records[n:]
 	}
 	return true
 }
 
 // deliverRun hands over the first records while it holds the lane. It returns how
 // many it is done with.
-func (d *driver) deliverRun(o *delivery, records []*kgo.Record) (n int, ok bool) {
+func (d *driver) deliverRun(o *delivery, b queued) (n int, ok bool) {
 	select {
 	case o.lane <- struct{}{}:
 		defer func() { <-o.lane }()
@@ -126,12 +160,18 @@ func (d *driver) deliverRun(o *delivery, records []*kgo.Record) (n int, ok bool)
 		return 0, false
 	}
 	began := time.Now()
-	for _, r := range records[:min(len(records), laneRecords)] {
-		// A record before next is from before a restart of the fetch.
-		if r.Offset >= o.next.Load() {
-			if !d.deliverOne(o, r) {
-				return n, false
-			}
+	for _, r := range b.records[:min(len(b.records), laneRecords)] {
+		select {
+		case <-o.Revoked():
+			return n, false
+		default:
+		}
+		t, verdict := o.progress.begin(r.Offset, recordBytes(r), d.c.cfg.MaxBufferedBytes, b.number)
+		if verdict == wait {
+			return n, true
+		}
+		if verdict == handOver && !d.deliverOne(o, r, t) {
+			return n, false
 		}
 		if n++; time.Since(began) >= laneTime {
 			break
@@ -140,68 +180,114 @@ func (d *driver) deliverRun(o *delivery, records []*kgo.Record) (n int, ok bool)
 	return n, true
 }
 
-func (d *driver) deliverOne(o *delivery, r *kgo.Record) bool {
+func (d *driver) deliverOne(o *delivery, r *kgo.Record, t ticket) bool {
 	rec := Record{Partition: o.Partition, Offset: r.Offset, Timestamp: r.Timestamp, Key: r.Key, Value: r.Value, owner: o}
 	for _, h := range r.Headers {
 		rec.Headers = append(rec.Headers, Header{Key: h.Key, Value: h.Value})
 	}
-	select {
-	case <-o.Revoked():
-		return false
-	default:
-	}
+	rec.finish = func(err error) bool { return d.finished(o, t, err) }
 	// The last look before the hand-over. It is on the session's clock, so that a
 	// process that was stopped past its deadline does not hand over what it holds.
 	if !o.Alive() {
+		t.end(false)
 		return false
 	}
-	switch err := d.c.handler(o.Context(), &rec); {
+	err := d.handle(o, &rec)
+	if err == nil && rec.held {
+		return true // it is finished by whoever holds it
+	}
+	return d.finished(o, t, err)
+}
+
+// handle gives the record to the handler, or to the stream that is read.
+func (d *driver) handle(o *delivery, r *Record) error {
+	if d.c.handler != nil {
+		return d.c.handler(o.Context(), r)
+	}
+	return d.c.streams[d.laneOf(o.Ownership)].hand(o.Context(), r)
+}
+
+// finished takes the application's word on a record; false if no more of the
+// partition is to be handed over.
+func (d *driver) finished(o *delivery, t ticket, err error) bool {
+	switch {
 	case err == nil:
-		o.next.Store(r.Offset + 1)
+		t.end(true)
 		return true
+	case errors.Is(err, errNotTaken):
+		// nobody has it, and the partition is being given up
 	case !o.Alive():
 		// Whatever the handler says of it: the record is another owner's by now.
-		d.log.Info("handler ended after its partition was lost", "topic", o.Partition.Topic, "partition", o.Partition.Name(), "offset", r.Offset, "error", err)
-		return false
+		d.log.Info("handler ended after its partition was lost", "topic", o.Partition.Topic, "partition", o.Partition.Name(), "offset", t.offset, "error", err)
 	default:
-		d.fail(fmt.Errorf("handler failed on %s offset %d: %w", o.Partition, r.Offset, err))
-		return false
+		d.fail(fmt.Errorf("handler failed on %s offset %d: %w", o.Partition, t.offset, err))
+	}
+	t.end(false)
+	return false
+}
+
+// restart goes on where the reset policy said, unless the application has sought
+// another place meanwhile.
+func (o *delivery) restart(b queued) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if b.number >= o.floor {
+		o.moveTo(b.offset)
 	}
 }
 
 // queue holds what was fetched and not handed over. Its bytes are bounded by
-// whoever pushes: past the limit the fetch is paused.
+// whoever pushes: past the limit, its own or that of all, the fetch is paused.
 type queue struct {
 	ready chan struct{}
+	all   *budget
 
 	mu     sync.Mutex
 	list   []queued
 	bytes  int
 	paused bool
+	closed bool
 }
 
 type queued struct {
 	records []*kgo.Record
 	bytes   int
-	reset   bool // not records, but: go on at offset
+	number  uint64 // of the add of the fetcher that it was fetched for
+	reset   bool   // not records, but: go on at offset
 	offset  int64
 }
 
-func newQueue() *queue { return &queue{ready: make(chan struct{}, 1)} }
+func newQueue(all *budget) *queue { return &queue{all: all, ready: make(chan struct{}, 1)} }
+
+// budget is what all queues of a consumer hold together.
+type budget struct {
+	bytes atomic.Int64
+	limit int64
+}
+
+func (b *budget) over() bool { return b.bytes.Load() > b.limit }
 
 // push adds to the queue; pause tells to stop fetching for now.
 func (q *queue) push(b queued, limit int) (pause bool) {
 	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		return false
+	}
 	q.list = append(q.list, b)
-	q.bytes += b.bytes
-	pause = q.bytes > limit && !q.paused
+	q.add(b.bytes)
+	pause = (q.bytes > limit || q.all.over()) && !q.paused
 	q.paused = q.paused || pause
-	q.mu.Unlock()
 	select {
 	case q.ready <- struct{}{}:
 	default:
 	}
 	return pause
+}
+
+func (q *queue) add(bytes int) {
+	q.bytes += bytes
+	q.all.bytes.Add(int64(bytes))
 }
 
 func (q *queue) pop() (queued, bool) {
@@ -213,7 +299,7 @@ func (q *queue) pop() (queued, bool) {
 	b := q.list[0]
 	q.list[0] = queued{}
 	q.list = q.list[1:]
-	q.bytes -= b.bytes
+	q.add(-b.bytes)
 	return b, true
 }
 
@@ -221,18 +307,39 @@ func (q *queue) pop() (queued, bool) {
 func (q *queue) low(limit int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.paused && q.bytes <= limit/2
+	return q.paused && q.lowNow(limit)
+}
+
+// lowNow: an empty queue may fetch whatever others hold, for those may be held up by
+// what only its records can end.
+func (q *queue) lowNow(limit int) bool {
+	return q.bytes == 0 || q.bytes <= limit/2 && !q.all.over()
 }
 
 // resume is low, and ends the pause.
 func (q *queue) resume(limit int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if !q.paused || q.bytes > limit/2 {
+	if !q.paused || !q.lowNow(limit) {
 		return false
 	}
 	q.paused = false
 	return true
+}
+
+// fetchEnds: what the client reads of the partition it reads anew, without a pause.
+func (q *queue) fetchEnds() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.paused = false
+}
+
+// close empties the queue for good.
+func (q *queue) close() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.add(-q.bytes)
+	q.list, q.closed = nil, true
 }
 
 // table holds the deliveries that are going on.

@@ -99,7 +99,7 @@ func TestNothingIsHandedOverPastTheDeadline(t *testing.T) {
 		b := newBench(t, time.Hour, h.handle, c.wrap)
 		defer b.close()
 		o := b.own(0, 0)
-		o.begin <- startAt{from: 0}
+		o.starts <- startAt{from: 0}
 		o.feed(0, 500)
 		h.is(t, "[0@0 0@1 0@2]")
 		if !o.ended() {
@@ -115,18 +115,18 @@ func TestNothingBeginsPastTheDeadline(t *testing.T) {
 		var h handed
 		b := newBench(t, time.Hour, h.handle, c.wrap)
 		defer b.close()
-		b.d.c.cfg.Listener.Assigned = func(p registry.Partition, _ int32, _ int64) {
-			if p != part(0) {
-				t.Errorf("%s is assigned", p)
+		b.d.c.cfg.Listener.Assigned = func(_ context.Context, a Assignment) {
+			if a.Partition != part(0) {
+				t.Errorf("%s is assigned", a.Partition)
 			}
 		}
 		o, late := b.own(0, 0), b.own(1, 0)
-		o.begin <- startAt{from: 0}
+		o.starts <- startAt{from: 0}
 		o.feed(0, 2)
 		h.is(t, "[0@0 0@1]")
 		c.forward(time.Hour)
 		o.feed(2, 4)
-		late.begin <- startAt{from: 0}
+		late.starts <- startAt{from: 0}
 		late.feed(0, 2)
 		h.is(t, "[0@0 0@1]")
 		if !o.ended() || !late.ended() || late.next.Load() != offsets.None {
@@ -154,7 +154,7 @@ func TestHandlerErrorCountsWhileOwned(t *testing.T) {
 				b := newBench(t, time.Hour, h.handle, c.wrap)
 				defer b.close()
 				o := b.own(0, 0)
-				o.begin <- startAt{from: 0}
+				o.starts <- startAt{from: 0}
 				o.feed(0, 5)
 				h.is(t, "[0@0]")
 				if !o.ended() || o.next.Load() != 0 {
@@ -179,7 +179,7 @@ func TestNothingIsHandedOverAfterWaitingForTheStream(t *testing.T) {
 				defer b.close()
 				o := b.own(0, 0)
 				o.lane <- struct{}{} // another partition's handler
-				o.begin <- startAt{from: 0}
+				o.starts <- startAt{from: 0}
 				o.feed(0, 5)
 				synctest.Wait()
 				if how == "revoked" {
@@ -210,7 +210,7 @@ func TestRevokedWithARecordInHand(t *testing.T) {
 		b := newBench(t, time.Hour, h.handle, nil)
 		defer b.close()
 		o := b.own(0, 0)
-		o.begin <- startAt{from: 0}
+		o.starts <- startAt{from: 0}
 		o.feed(0, 5)
 		synctest.Wait()
 		b.revokes[o]()
@@ -235,7 +235,7 @@ func TestRestartInTheQueue(t *testing.T) {
 		b := newBench(t, time.Hour, h.handle, nil)
 		defer b.close()
 		o := b.own(0, 0)
-		o.begin <- startAt{from: 3}
+		o.starts <- startAt{from: 3}
 		o.feed(1, 5)
 		o.queue.push(queued{reset: true, offset: 10}, 100)
 		o.feed(8, 12)
@@ -269,7 +269,7 @@ func TestOneRecordOfAStreamAtATime(t *testing.T) {
 		var list []*delivery
 		for n := range int32(4) {
 			o := b.own(n, n%2)
-			o.begin <- startAt{from: 0}
+			o.starts <- startAt{from: 0}
 			o.feed(0, 50)
 			list = append(list, o)
 		}
@@ -309,10 +309,10 @@ func TestStreamIsPassedOn(t *testing.T) {
 				defer b.close()
 				busy, other := b.own(0, 0), b.own(1, 0)
 				busy.lane <- struct{}{}
-				busy.begin <- startAt{from: 0}
+				busy.starts <- startAt{from: 0}
 				busy.feed(0, 1000)
 				synctest.Wait() // first in line
-				other.begin <- startAt{from: 0}
+				other.starts <- startAt{from: 0}
 				other.feed(0, 1)
 				synctest.Wait()
 				<-busy.lane
@@ -352,7 +352,7 @@ func TestFormerHandlerIsWaitedFor(t *testing.T) {
 			b.write(registry.Delete(b.d.c.group.Owner(part(0))))
 			stream++
 			o := b.own(0, stream)
-			o.begin <- startAt{from: 0}
+			o.starts <- startAt{from: 0}
 			o.feed(0, 2)
 			return o
 		}
@@ -395,7 +395,7 @@ func TestDrain(t *testing.T) {
 				defer b.close()
 				b.d.work.Go(b.d.commits.run)
 				o := b.own(0, 0)
-				o.begin <- startAt{from: 0, committed: offsets.Position{Offset: 0}}
+				o.starts <- startAt{from: 0, committed: offsets.Position{Offset: 0}}
 				o.feed(0, 5)
 				synctest.Wait()
 				b.revokes[o]()

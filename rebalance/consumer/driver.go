@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net"
 	"strconv"
@@ -36,21 +37,30 @@ type driver struct {
 	table    *table                            // safe for concurrent use
 	fetch    *fetcher                          // likewise
 	commits  *committer                        // likewise
+	buffered budget                            // likewise
 	lanes    map[lane]chan struct{}
 	workers  map[registry.Partition]<-chan struct{} // closed when no worker of the partition is left
 	reported map[string]bool                        // bad records that were complained about
 }
 
-// lane is one stream of one topic: at most one record of it is with the handler.
+// lane is one stream: at most one record of it is with the handler.
 type lane struct {
-	topic  string
+	topic  string // empty where a filter chooses the topics, which share the streams
 	stream int32
+}
+
+func (d *driver) laneOf(own *membership.Ownership) lane {
+	if d.c.filtered {
+		return lane{stream: own.Stream}
+	}
+	return lane{own.Partition.Topic, own.Stream}
 }
 
 func newDriver(c *Consumer, stop context.CancelFunc) *driver {
 	d := &driver{c: c, log: c.member.Logger(), store: c.cfg.Store, offsets: offsets.NewRegistry(c.cfg.Store, c.group),
 		stop: stop, table: newTable(), lanes: map[lane]chan struct{}{},
 		workers: map[registry.Partition]<-chan struct{}{}, reported: map[string]bool{}}
+	d.buffered.limit = int64(c.cfg.MaxTotalBytes)
 	d.view.Store(&registry.Snapshot{})
 	d.ctx, d.cancel = context.WithCancel(context.Background())
 	d.fetch = newFetcher(d)
@@ -108,6 +118,9 @@ func (d *driver) complain(err error) {
 func (d *driver) Begin(list []*membership.Ownership) {
 	starts := map[int32][]*delivery{}
 	for _, own := range list {
+		if d.withoutLog(own) {
+			continue
+		}
 		starts[own.Partition.Home] = append(starts[own.Partition.Home], d.deliver(own))
 	}
 	for _, list := range starts {
@@ -115,8 +128,24 @@ func (d *driver) Begin(list []*membership.Ownership) {
 	}
 }
 
+// withoutLog refuses a partition of which nothing can be read. Asking brokers for it
+// would have no end. Where a filter chose the topic, the others are read all the same.
+func (d *driver) withoutLog(own *membership.Ownership) bool {
+	kv, _ := d.view.Load().Get(membership.ViewTopics, d.c.cfg.Root.Topic(own.Partition.Topic))
+	_, rec, ok, err := d.c.cfg.Root.ParseTopic(kv)
+	switch {
+	case !ok || err != nil || !rec.NoLog:
+		return false
+	case d.c.filtered:
+		d.log.Warn("partition is owned and not read: its topic has no log", "topic", own.Partition.Topic, "partition", own.Partition.Name())
+	default:
+		d.fail(fmt.Errorf("topic %s: %w", own.Partition.Topic, ErrNoLog))
+	}
+	return true
+}
+
 func (d *driver) deliver(own *membership.Ownership) *delivery {
-	l := lane{own.Partition.Topic, own.Stream}
+	l := d.laneOf(own)
 	if d.lanes[l] == nil {
 		d.lanes[l] = make(chan struct{}, 1)
 	}
@@ -124,13 +153,13 @@ func (d *driver) deliver(own *membership.Ownership) *delivery {
 	if former == nil {
 		former = closedChannel()
 	}
-	o := newDelivery(own, d.lanes[l], former)
+	o := newDelivery(own, d.lanes[l], former, &d.buffered)
 	left := make(chan struct{})
 	d.workers[own.Partition] = left
 	d.table.put(o)
 	d.work.Go(func() {
 		defer close(left)
-		d.deliverAll(o)
+		d.workOn(o)
 		<-former // it may outlast this one
 	})
 	return o
@@ -147,18 +176,24 @@ func closedChannel() <-chan struct{} {
 func (d *driver) Drain(own *membership.Ownership) bool {
 	o := d.table.of(own)
 	if o == nil {
-		return false
+		return own.Alive() // there was nothing to deliver
 	}
 	select {
 	case <-o.done:
 	case <-own.Context().Done():
 		return false
 	}
+	if d.c.cfg.ManualCommit {
+		return own.Alive()
+	}
 	return d.commits.last(o)
 }
 
 func (d *driver) Revoked(own *membership.Ownership) {
 	o := d.table.of(own)
+	if o == nil {
+		return
+	}
 	d.end(o)
 	d.log.Info("partition revoked", "topic", o.Partition.Topic, "partition", o.Partition.Name(), "offset", o.next.Load())
 	if f := d.c.cfg.Listener.Revoked; f != nil {
@@ -167,7 +202,11 @@ func (d *driver) Revoked(own *membership.Ownership) {
 }
 
 func (d *driver) Lost(own *membership.Ownership, reason string) {
-	d.end(d.table.of(own))
+	o := d.table.of(own)
+	if o == nil {
+		return
+	}
+	d.end(o)
 	if f := d.c.cfg.Listener.Lost; f != nil {
 		f(own.Partition, reason)
 	}
@@ -176,6 +215,7 @@ func (d *driver) Lost(own *membership.Ownership, reason string) {
 func (d *driver) end(o *delivery) {
 	d.table.remove(o)
 	d.fetch.remove(o)
+	o.queue.close()
 }
 
 // Calls that fail are made again after a pause that doubles between these bounds.

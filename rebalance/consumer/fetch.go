@@ -87,6 +87,7 @@ func (f *fetcher) seed(addresses []string) {
 		kgo.ClientID(f.d.c.cfg.Group),
 		kgo.ConsumeResetOffset(kgo.NoResetOffset()),
 		kgo.FetchMaxWait(fetchMaxWait),
+		kgo.FetchMaxPartitionBytes(int32(f.d.c.cfg.FetchBytes)),
 		kgo.FetchMaxBytes(fetchMaxBytes),
 		kgo.MetadataMinAge(metadataMinAge),
 		kgo.DialTimeout(brokerSilence),
@@ -123,18 +124,36 @@ type topicNumber struct {
 
 func (o *delivery) number() topicNumber { return topicNumber{o.Partition.Topic, o.Partition.Number} }
 
-// add begins to read for a delivery, or begins anew at another offset. It does
-// nothing for one that was lost or given up meanwhile: what was removed from the
-// table must not come back, since nobody would end it.
-func (f *fetcher) add(o *delivery, offset int64) {
+// add begins to read for a delivery, or begins anew at another offset, and returns
+// its number, which what is fetched carries. It does nothing and returns 0 for one
+// that was lost or given up meanwhile: what was removed from the table must not come
+// back, since nobody would end it.
+func (f *fetcher) add(o *delivery, offset int64) uint64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	return f.addNow(o, offset)
+}
+
+func (f *fetcher) addNow(o *delivery, offset int64) uint64 {
 	if f.d.table.get(o.Partition) != o {
-		return
+		return 0
 	}
 	f.adds++
 	f.want[o.number()] = source{o: o, offset: offset, number: f.adds}
 	notify(f.wake)
+	return f.adds
+}
+
+// again begins anew after a restart, unless the application has sought another
+// place meanwhile.
+func (f *fetcher) again(was source, offset int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if _, sought := f.want[was.o.number()]; sought {
+		return
+	}
+	was.o.queue.push(queued{number: was.number, reset: true, offset: offset}, f.d.c.cfg.MaxBufferedBytes)
+	f.addNow(was.o, offset)
 }
 
 // remove ends it, unless a later delivery of the partition has been added. The
@@ -231,6 +250,9 @@ func (r *reading) reconcile() {
 	for tn, s := range r.active {
 		if want[tn] != s {
 			ended[tn.topic] = append(ended[tn.topic], tn.number)
+			if want[tn].o == s.o {
+				s.o.queue.fetchEnds()
+			}
 			delete(r.active, tn)
 		}
 	}
@@ -298,7 +320,7 @@ func (r *reading) dispatch(ctx context.Context, p kgo.FetchTopicPartition) {
 		return
 	}
 	if len(p.Records) > 0 {
-		r.push(s.o, p.Records)
+		r.push(s, p.Records)
 	}
 	switch {
 	case p.Err == nil || ctx.Err() != nil:
@@ -310,17 +332,19 @@ func (r *reading) dispatch(ctx context.Context, p kgo.FetchTopicPartition) {
 	}
 }
 
-func (r *reading) push(o *delivery, records []*kgo.Record) {
-	b := queued{records: records}
+func (r *reading) push(s source, records []*kgo.Record) {
+	b := queued{records: records, number: s.number}
 	for _, rec := range records {
-		b.bytes += len(rec.Key) + len(rec.Value) + recordOverhead
+		b.bytes += recordBytes(rec)
 	}
 	// The worker's word to go on is heeded by this goroutine too, between two polls,
 	// and so never before the pause that it ends.
-	if o.queue.push(b, r.f.d.c.cfg.MaxBufferedBytes) {
-		r.client.PauseFetchPartitions(map[string][]int32{o.Partition.Topic: {o.Partition.Number}})
+	if p := s.o.Partition; s.o.queue.push(b, r.f.d.c.cfg.MaxBufferedBytes) {
+		r.client.PauseFetchPartitions(map[string][]int32{p.Topic: {p.Number}})
 	}
 }
+
+func recordBytes(r *kgo.Record) int { return len(r.Key) + len(r.Value) + recordOverhead }
 
 // restart stops reading and lets the driver find where to go on.
 func (r *reading) restart(tn topicNumber, s source) {
@@ -334,7 +358,7 @@ func (r *reading) restart(tn topicNumber, s source) {
 		return
 	}
 	notify(r.f.wake)
-	r.f.d.work.Go(func() { r.f.d.restart(s.o) })
+	r.f.d.work.Go(func() { r.f.d.restart(s) })
 }
 
 // failureLogPause keeps an error that comes back at the pace of the network from

@@ -18,7 +18,7 @@ import (
 // it is left, each said once.
 func TestQueuePausesAndResumes(t *testing.T) {
 	const limit = 100
-	q := newQueue()
+	q := newQueue(&budget{limit: 1 << 30})
 	if q.push(queued{bytes: 60}, limit) || q.push(queued{bytes: 40}, limit) {
 		t.Error("paused at the limit")
 	}
@@ -56,7 +56,7 @@ func TestQueuePausesAndResumes(t *testing.T) {
 
 // However much is pushed before anybody looks, there is word of it.
 func TestQueueSaysThatThereIsSomething(t *testing.T) {
-	q := newQueue()
+	q := newQueue(&budget{limit: 1 << 30})
 	q.push(queued{}, 1)
 	q.push(queued{}, 1)
 	select {
@@ -72,7 +72,7 @@ func TestTable(t *testing.T) {
 		defer b.close()
 		fresh := func() (*delivery, func()) {
 			own, _, end := membership.NewOwnership(b.s, rebalance.Want{Partition: part(3)}, 5, nil)
-			return newDelivery(own, nil, nil), end
+			return newDelivery(own, nil, nil, &budget{limit: 1 << 30}), end
 		}
 		old, endOld := fresh()
 		defer endOld()

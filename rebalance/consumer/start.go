@@ -95,7 +95,7 @@ func (d *driver) startOld(list []*delivery, positions []offsets.Position) (again
 			d.log.Warn("offset out of range, starting anew", "topic", o.Partition.Topic, "partition", o.Partition.Name(),
 				"was", at.committed.Offset, "log_start", first.offset, "log_end", last.offset, "reset", d.c.cfg.Reset, "offset", at.from)
 		}
-		o.begin <- at
+		o.starts <- at
 	}
 	return again
 }
@@ -185,6 +185,12 @@ func (d *driver) startFresh(list []*delivery) (again []*delivery) {
 		ready = append(ready, o)
 		commits = append(commits, offsets.Commit{Partition: o.Partition, Offset: resolved[i].offset, Token: o.Token})
 	}
+	if d.c.cfg.ManualCommit {
+		for i, o := range ready {
+			o.starts <- startAt{from: commits[i].Offset, committed: offsets.Position{Offset: offsets.None}}
+		}
+		return again
+	}
 	limited, cancel := context.WithTimeout(d.ctx, callLimit)
 	defer cancel()
 	outcomes, err := d.offsets.Commit(limited, commits)
@@ -199,7 +205,7 @@ func (d *driver) startFresh(list []*delivery) (again []*delivery) {
 			o.Fenced()
 		default:
 			d.log.Info("no offset was committed", "topic", o.Partition.Topic, "partition", o.Partition.Name(), "offset", outcomes[i].Now.Offset)
-			o.begin <- startAt{from: outcomes[i].Now.Offset, committed: outcomes[i].Now}
+			o.starts <- startAt{from: outcomes[i].Now.Offset, committed: outcomes[i].Now}
 		}
 	}
 	return again
@@ -314,14 +320,14 @@ func timestampOf(r Reset) int64 {
 
 // restart begins again where the reset policy says, after the broker said that
 // the offset is not in its log.
-func (d *driver) restart(o *delivery) {
+func (d *driver) restart(was source) {
+	o := was.o
 	for pause := minRetryPause; o.waiting(); pause = min(2*pause, maxRetryPause) {
 		r := d.listOffsets(o.Context(), []*delivery{o}, []int64{timestampOf(d.c.cfg.Reset)})[0]
 		if r.err == nil {
 			d.log.Warn("offset out of range, starting anew", "topic", o.Partition.Topic, "partition", o.Partition.Name(),
 				"was", o.next.Load(), "reset", d.c.cfg.Reset, "offset", r.offset)
-			o.queue.push(queued{reset: true, offset: r.offset}, d.c.cfg.MaxBufferedBytes)
-			d.fetch.add(o, r.offset)
+			d.fetch.again(was, r.offset)
 			return
 		}
 		d.log.Warn("offset out of range, and no answer where to start; trying again", "error", r.err)

@@ -132,7 +132,7 @@ func TestCommittedBeyondTheEnd(t *testing.T) {
 				var log logged
 				cfg.Logger = log.logger()
 				begun := make(chan int64, 10)
-				cfg.Listener.Assigned = func(_ registry.Partition, _ int32, offset int64) { begun <- offset }
+				cfg.Listener.Assigned = func(_ context.Context, a consumer.Assignment) { begun <- a.Offset }
 				s := newSequence(t)
 				begin := int64(0)
 				if reset == consumer.Largest {
@@ -176,7 +176,7 @@ func TestOwnedAgainAndAgain(t *testing.T) {
 		cfg := cfg
 		cfg.ID = id
 		if id == "a" {
-			cfg.Listener.Assigned = func(registry.Partition, int32, int64) { assigned.Add(1) }
+			cfg.Listener.Assigned = func(context.Context, consumer.Assignment) { assigned.Add(1) }
 		}
 		return start(t, cfg, s.handle)
 	}
