@@ -51,15 +51,24 @@ func quiet(context.Context, *Record) error { return nil }
 // newBench wraps the store if asked to. The caller closes the bench.
 func newBench(t *testing.T, interval time.Duration, h Handler, wrap func(registry.Store) registry.Store) *bench {
 	t.Helper()
+	return newBenchOf(t, Config{CommitInterval: interval}, h, wrap)
+}
+
+func newBenchOf(t *testing.T, cfg Config, h Handler, wrap func(registry.Store) registry.Store) *bench {
+	t.Helper()
 	b := &bench{t: t, st: memory.New(), fenced: make(chan *delivery, 10), revokes: map[*delivery]func(){}, ends: map[*delivery]func(){}}
 	var st registry.Store = b.st
 	if wrap != nil {
 		st = wrap(st)
 	}
-	c, err := New(Config{Store: st, Group: "g", ID: "c", Topics: map[string]int32{"t": 2}, CommitInterval: interval,
-		Logger: slog.New(slog.NewTextHandler(b, nil))}, h)
+	cfg.Store, cfg.Group, cfg.ID, cfg.Logger = st, "g", "c", slog.New(slog.NewTextHandler(b, nil))
+	if cfg.Include == "" {
+		cfg.Topics = map[string]int32{"t": 2}
+	}
+	c, err := New(cfg, h)
 	b.must(err)
 	b.d = newDriver(c, func() { b.stops.Add(1) })
+	c.driver.Store(b.d)
 	b.s, err = registry.OpenSession(context.Background(), st, registry.SessionOptions{})
 	b.must(err)
 	return b
@@ -161,6 +170,9 @@ func failFirst(n int64) func(context.Context, string) error {
 		return nil
 	}
 }
+
+// failing fails all transactions from now on.
+func (b *bench) failing() { b.st.SetHooks(memory.Hooks{Before: failFirst(1 << 40)}) }
 
 func TestLastCommitIsTriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

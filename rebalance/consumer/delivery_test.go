@@ -33,8 +33,11 @@ func (c *clock) wrap(st registry.Store) registry.Store {
 }
 
 // feed queues the records from an offset to another.
-func (o *delivery) feed(from, to int64) {
-	var b queued
+func (o *delivery) feed(from, to int64) { o.feedFor(0, from, to) }
+
+// feedFor is feed of what was fetched for an add of the fetcher.
+func (o *delivery) feedFor(number uint64, from, to int64) {
+	b := queued{number: number}
 	for n := from; n < to; n++ {
 		b.records = append(b.records, &kgo.Record{Offset: n, Value: []byte(fmt.Sprint(n))})
 	}

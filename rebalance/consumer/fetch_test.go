@@ -54,6 +54,34 @@ func TestQueuePausesAndResumes(t *testing.T) {
 	}
 }
 
+// Past what all queues may hold together only an empty one goes on, so that none waits
+// for another for ever.
+func TestQueuesShareABudget(t *testing.T) {
+	const limit = 100
+	all := &budget{limit: 150}
+	a, b, c := newQueue(all), newQueue(all), newQueue(all)
+	if a.push(queued{bytes: 90}, limit) {
+		t.Error("paused within both limits")
+	}
+	if !b.push(queued{bytes: 70}, limit) || !c.push(queued{bytes: 10}, limit) {
+		t.Error("not paused past the limit of all")
+	}
+	if c.low(limit) || c.resume(limit) {
+		t.Error("goes on past the limit of all")
+	}
+	c.pop()
+	if !c.low(limit) || !c.resume(limit) {
+		t.Error("an empty queue does not go on")
+	}
+	b.close()
+	if all.bytes.Load() != 90 {
+		t.Errorf("%d bytes in all", all.bytes.Load())
+	}
+	if b.push(queued{bytes: 500}, limit); all.bytes.Load() != 90 {
+		t.Error("a closed queue takes more")
+	}
+}
+
 // However much is pushed before anybody looks, there is word of it.
 func TestQueueSaysThatThereIsSomething(t *testing.T) {
 	q := newQueue(&budget{limit: 1 << 30})
