@@ -220,7 +220,7 @@ func New(cfg Config, h Handler) (*Consumer, error) {
 	}
 	member, err := membership.New(membership.Config{Store: cfg.Store, Root: cfg.Root, Group: cfg.Group, ID: cfg.ID,
 		Subscription: subscription, Strategies: cfg.Strategies, SessionTimeout: cfg.SessionTimeout, LeaveTimeout: cfg.LeaveTimeout,
-		ComplaintPause: cfg.ComplaintPause, View: cfg.View, Logger: cfg.Logger,
+		ComplaintPause: cfg.ComplaintPause, View: cfg.View, Watched: true, Logger: cfg.Logger,
 		Listener: membership.Listener{Registered: cfg.Listener.Registered, Rebalanced: cfg.Listener.Rebalanced,
 			Waiting: cfg.Listener.Waiting, Refused: cfg.Listener.Refused}})
 	if err != nil {

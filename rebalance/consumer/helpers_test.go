@@ -30,6 +30,9 @@ var shared struct {
 var root registry.Root
 
 func TestMain(m *testing.M) {
+	if endpoint := os.Getenv(victimEndpoint); endpoint != "" {
+		victim(endpoint)
+	}
 	os.Exit(func() int {
 		dir, err := os.MkdirTemp("", "muster-consumer")
 		if err != nil {

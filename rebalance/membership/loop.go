@@ -8,6 +8,7 @@ import (
 
 	"github.com/muster-io/muster/rebalance"
 	"github.com/muster-io/muster/registry"
+	"github.com/muster-io/muster/vigil"
 )
 
 // close ends whatever the membership started, and waits for it.
@@ -51,6 +52,9 @@ func (m *Membership) run(ctx context.Context) error {
 	defer m.seat.rise()
 	if err := m.admissible(); err != nil {
 		return err
+	}
+	if m.cfg.Watched {
+		m.vigil = view.watcher(ctx, m)
 	}
 	m.takeSnapshot()
 	m.join(nil)
@@ -98,7 +102,7 @@ func (m *Membership) admissible() error {
 	if !slices.Contains(m.cfg.Strategies, rebalance.StrategyRoundRobin) {
 		return nil // then the group agrees on another, and all others divide any group
 	}
-	value, err := m.record()
+	value, err := m.record(vigil.Secret{})
 	if err != nil {
 		return err
 	}
@@ -112,6 +116,7 @@ func (m *Membership) admissible() error {
 func (m *Membership) takeSnapshot() {
 	keys, snapshot, bad := m.seat.read()
 	m.complain(bad)
+	m.brokersKnown(keys)
 	m.work.Snapshot(snapshot, keys)
 	m.step(snapshot)
 }

@@ -6,7 +6,8 @@
 // How it is made: rebalance.Member decides; loop.go feeds it and carries its
 // actions out; session.go keeps the member registered; claim.go writes and deletes
 // owner keys, history.go what is told of them; watch.go follows those of others;
-// view.go is what is seen of the group; ownership.go is what the Work holds.
+// view.go is what is seen of the group; notice.go has the end of the process noticed;
+// ownership.go is what the Work holds.
 package membership
 
 import (
@@ -24,6 +25,7 @@ import (
 
 	"github.com/muster-io/muster/rebalance"
 	"github.com/muster-io/muster/registry"
+	"github.com/muster-io/muster/vigil"
 )
 
 // Config describes a membership. Store, Group and Subscription are required.
@@ -51,6 +53,10 @@ type Config struct {
 	// View, which may be nil, is shared with other members of the group. It must stay
 	// open until Run has returned.
 	View *View
+	// Watched has a daemon on this host, if there is one, end the session at once when
+	// this process has ended without a word: see package vigil. Not for a member
+	// whose work may go on when this process has ended.
+	Watched bool
 
 	Logger *slog.Logger // nil discards
 	// Listener hears of events; its functions must not block.
@@ -124,6 +130,7 @@ type Membership struct {
 	posts  chan func()
 
 	seat     *seat
+	vigil    *vigil.Client     // nil where nobody is asked to watch; safe for concurrent use
 	session  *registry.Session // nil while there is none
 	owned    map[registry.Partition]*Ownership
 	watches  map[registry.Partition]context.CancelFunc

@@ -9,6 +9,7 @@ import (
 
 	"github.com/muster-io/muster/rebalance"
 	"github.com/muster-io/muster/registry"
+	"github.com/muster-io/muster/vigil"
 )
 
 // Joining is tried again after a pause that doubles between these bounds.
@@ -88,8 +89,9 @@ func (c *conflict) alive(now time.Duration, held *registry.HeldError) bool {
 // ends a member that has not been registered yet, rather than both waiting for ever.
 func (m *Membership) register(s *registry.Session) {
 	var other conflict
+	secret := vigil.NewSecret() // one for all attempts: any of them may have taken effect
 	for pause := minJoinPause; m.ctx.Err() == nil && s.Alive(); pause = min(2*pause, maxJoinPause) {
-		value, err := m.record()
+		value, err := m.record(secret)
 		if err != nil {
 			m.post(func() { m.leave(err) })
 			return
@@ -106,6 +108,7 @@ func (m *Membership) register(s *registry.Session) {
 			m.post(func() {
 				if m.session == s {
 					m.registered = true
+					m.watchMe(s, reg, secret)
 					// Registration step 5: force a first rebalance.
 					m.step(rebalance.Registered{Registration: reg})
 				}
@@ -134,10 +137,13 @@ func (m *Membership) register(s *registry.Session) {
 }
 
 // record is the value of the registration.
-func (m *Membership) record() ([]byte, error) {
+func (m *Membership) record(secret vigil.Secret) ([]byte, error) {
 	sub := m.cfg.Subscription
 	rec := registry.ConsumerRecord{Version: 1, Subscription: sub.Topics, Pattern: registry.PatternStatic,
 		Timestamp: strconv.FormatInt(time.Now().UnixMilli(), 10), Strategy: m.cfg.Strategies}
+	if m.vigil != nil {
+		rec.Notice = secret.Notice()
+	}
 	if sub.Pattern != "" {
 		rec.Subscription, rec.Pattern = map[string]int32{sub.Filter: sub.Streams}, sub.Pattern
 		if sub.IncludeInternal {
@@ -151,6 +157,7 @@ func (m *Membership) record() ([]byte, error) {
 // done about it.
 func (m *Membership) sessionLost() {
 	former := m.session
+	m.watchNoMore(former)
 	m.session, m.registered = nil, false
 	clear(m.waits)
 	m.step(rebalance.SessionLost{})
@@ -167,6 +174,7 @@ func (m *Membership) sessionLost() {
 // unregister deletes the registration, which tells the group, and then ends the
 // session. By now no owner key is left.
 func (m *Membership) unregister(s *registry.Session) error {
+	m.watchNoMore(s)
 	ctx, cancel := context.WithTimeout(m.ctx, callLimit)
 	defer cancel()
 	key := m.group.ID(m.cfg.ID)

@@ -23,14 +23,17 @@ const (
 // unless its Config has one: many members of one group in a process can share it, so
 // that the process neither watches nor parses everything once for each.
 type View struct {
-	view   *registry.View
-	root   registry.Root
-	group  registry.GroupPaths
+	view  *registry.View
+	root  registry.Root
+	group registry.GroupPaths
+
 	mu     sync.Mutex
 	seats  map[*seat]struct{}
 	reader *rebalance.Reader
 	last   rebalance.Snapshot // what was read last
 	bad    []error            // records that could not be
+
+	notices notices
 }
 
 // seat is the place of one membership at a view. Its channels hold a token after
@@ -64,7 +67,10 @@ func OpenView(ctx context.Context, st registry.Store, root registry.Root, group 
 }
 
 // Close ends the view. No membership may use it any more.
-func (v *View) Close() { v.view.Close() }
+func (v *View) Close() {
+	v.view.Close()
+	v.notices.close()
+}
 
 func (v *View) tell(channel func(*seat) chan struct{}) {
 	v.mu.Lock()
