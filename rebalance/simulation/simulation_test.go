@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -19,6 +20,7 @@ var (
 
 // runAll runs schedules on all processors until one fails or all are through.
 func runAll(first uint64, n int, off guard) (total result, failed *result) {
+	defer debug.SetGCPercent(debug.SetGCPercent(400)) // worlds are small and short-lived
 	var next atomic.Int64
 	var mu sync.Mutex
 	var group sync.WaitGroup

@@ -486,8 +486,14 @@ func (s *Store) Range(ctx context.Context, r registry.RangeRequest) (res registr
 		}
 		op := registry.Op{Key: r.Key, Prefix: r.Prefix}
 		var names []string
+		if _, there := keys[r.Key]; there && !r.Prefix {
+			names = append(names, r.Key)
+		}
 		for name := range keys {
-			if op.Matches(name) && (!r.Prefix || name > r.After) {
+			if !r.Prefix {
+				break
+			}
+			if op.Matches(name) && name > r.After {
 				names = append(names, name)
 			}
 		}
