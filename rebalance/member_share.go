@@ -163,6 +163,9 @@ func (m *Member) divide(now time.Duration) []Action {
 	}
 	m.expecting = false
 	assignment, err := Assign(*s)
+	if err != nil && m.off.Refusal {
+		assignment, err = assignRange(*s, StrategyRangeNumeric), nil
+	}
 	if err != nil {
 		m.frozen = true
 		return m.refuse(err.Error())

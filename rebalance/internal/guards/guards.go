@@ -23,4 +23,6 @@ type Off struct {
 	// Without it the partition is given up again once the new target is seen: only a
 	// move too many, which neither safety nor convergence notices.
 	Target bool
+	// Refusal: nothing is claimed in a group that cannot be divided.
+	Refusal bool
 }
