@@ -36,6 +36,7 @@ const (
 	machineWatchFrom
 	machineDoubt
 	machineTarget
+	machineRefusal
 	numGuards
 )
 
@@ -71,6 +72,7 @@ var guardNames = [numGuards]string{
 	machineToken:        "machine: news of an ownership are about that one only",
 	machineWatchFrom:    "machine: an owner key is watched from its claim on",
 	machineDoubt:        "machine: a claim whose answer was lost is in doubt",
+	machineRefusal:      "machine: nothing is claimed in a group that cannot be divided",
 	machineTarget:       "machine: a claim names the target that it follows",
 }
 
@@ -86,5 +88,6 @@ func (g guard) inMachine() guards.Off {
 		WatchFrom:    g == machineWatchFrom,
 		Doubt:        g == machineDoubt,
 		Target:       g == machineTarget,
+		Refusal:      g == machineRefusal,
 	}
 }

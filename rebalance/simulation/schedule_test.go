@@ -84,7 +84,7 @@ type result struct {
 // simulate is one run.
 func simulate(seed uint64, off guard, trace func(string)) (r result) {
 	w := newWorld(seed)
-	w.trace, w.off = trace, off
+	w.trace, w.off, w.lenient = trace, off, *lenient
 	r.seed = seed
 	defer func() {
 		r.counts, r.virtual = w.counts, w.now

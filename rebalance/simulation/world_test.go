@@ -25,15 +25,16 @@ const (
 // world is one run: the twin in memory, the processes, the logs, and the queue of
 // what happens when. One seed decides everything; time is a number.
 type world struct {
-	r      *rand.Rand
-	now    time.Duration
-	queue  queue
-	seq    uint64
-	tasks  map[*task]struct{}
-	turn   *task // the task that runs now
-	trace  func(text string)
-	counts counts
-	off    guard // the guard that is switched off; none with all on
+	r       *rand.Rand
+	now     time.Duration
+	queue   queue
+	seq     uint64
+	tasks   map[*task]struct{}
+	turn    *task // the task that runs now
+	trace   func(text string)
+	counts  counts
+	lenient bool  // only harm counts: see the flag
+	off     guard // the guard that is switched off; none with all on
 
 	twin     *memory.Store
 	expiry   time.Duration // at which the twin is looked at for leases that ran out
