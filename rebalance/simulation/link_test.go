@@ -113,6 +113,10 @@ func (l link) fate() fate {
 func (l link) Txn(_ context.Context, t registry.Txn) (res registry.TxnResult, err error) {
 	run := l.w.without(t)
 	err = l.call(func() (err error) {
+		l.w.observer.releasing = nil
+		if l.p != nil && l.w.purpose(t) == releases {
+			l.w.observer.releasing = t.If
+		}
 		res, err = l.w.twin.Txn(ctx, run)
 		if err == nil && l.p != nil {
 			l.w.observer.wrote(l.p, t, res)

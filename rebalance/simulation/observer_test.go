@@ -23,8 +23,10 @@ type observer struct {
 	excused map[ownership]time.Duration
 	// spoiled are topics that were deleted by their record only.
 	spoiled map[string]bool
-	running []*delivery // those with a record in the handler
-	ended   map[ownership]int
+	// releasing is what the release that takes effect now asks for.
+	releasing []registry.Cond
+	running   []*delivery // those with a record in the handler
+	ended     map[ownership]int
 }
 
 // plog is the log of one partition of one topic, from its creation to its deletion.
@@ -281,7 +283,15 @@ func (b *observer) lease(part registry.Partition) registry.LeaseID {
 }
 
 func (b *observer) ownerChanged(e *registry.Event) {
-	if !e.Deleted || !b.w.operator {
+	if !e.Deleted {
+		return
+	}
+	for _, c := range b.releasing {
+		if c.Key == e.Key && c.Number != e.Previous.CreateRevision {
+			b.w.fail("a release that came late takes %s from %s", e.Key, e.Previous.Value)
+		}
+	}
+	if !b.w.operator {
 		return
 	}
 	p, err := b.w.group.ParsePartition(e.Key)

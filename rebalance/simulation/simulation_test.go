@@ -67,7 +67,10 @@ func replay(seed uint64, off guard) string {
 func TestSchedules(t *testing.T) {
 	n := *schedules
 	if n == 0 {
-		n = 2000
+		n = 1000
+	}
+	if testing.Short() {
+		n = min(n, 200)
 	}
 	first := *seedFlag
 	if first == 0 {

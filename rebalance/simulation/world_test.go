@@ -327,6 +327,7 @@ func (w *world) close() {
 // took notes what a change of the registry brought: who watches hears of it later.
 func (w *world) took() {
 	events := w.twin.History(w.seen)
+	defer func() { w.observer.releasing = nil }()
 	if len(events) == 0 {
 		return
 	}
