@@ -114,7 +114,7 @@ func (w *world) draw() {
 	p.members = 2 + w.r.IntN(4)
 	p.partitions = 2 + w.r.IntN(7)
 	p.disturb = 4 + w.r.IntN(14)
-	if w.chance(250) {
+	if w.chance(250) || *large {
 		p.members, p.partitions, p.disturb = 10+w.r.IntN(41), 20+w.r.IntN(80), 20
 	}
 	p.ttl = []time.Duration{2 * sec, 2 * sec, 3 * sec, 6 * sec}[w.r.IntN(4)]

@@ -16,6 +16,7 @@ var (
 	schedules = flag.Int("schedules", 0, "how many schedules TestSchedules runs; 0 is a modest number")
 	seedFlag  = flag.Uint64("seed", 0, "the seed that TestReplay runs, or that TestSchedules begins with; 0 is none, or any")
 	lenient   = flag.Bool("lenient", false, "do not judge claims and target records as such, only what comes of them: tells which guards are for economy")
+	large     = flag.Bool("large", false, "large groups only, which are rare else")
 	without   = flag.Int("without", 0, "number of the guard that TestReplay leaves out")
 )
 
