@@ -26,6 +26,10 @@ var live struct {
 }
 
 func TestMain(m *testing.M) {
+	if os.Getenv(asMuster) != "" {
+		main()
+		return
+	}
 	dir, err := os.MkdirTemp("", "muster-cmd-")
 	if err != nil {
 		panic(err)
@@ -41,6 +45,10 @@ func TestMain(m *testing.M) {
 	os.RemoveAll(dir)
 	os.Exit(code)
 }
+
+// asMuster in the environment has the test binary be the command itself, for tests
+// with processes that are stopped and killed.
+const asMuster = "MUSTER_TEST_AS_MUSTER"
 
 var liveDir string
 

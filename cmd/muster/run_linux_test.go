@@ -1,0 +1,516 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/muster-io/muster/registry"
+	"github.com/muster-io/muster/registry/registrytest"
+)
+
+// A child that says in a journal what it does: a line of its partition, its fence, the
+// process that was started, its own process, and when. It goes on for a while
+// when it is told to stop. So does another process that it has started, which has left
+// its group and session, and does not stop when told.
+const worker = `
+export LEADER=$$
+say='echo "$MUSTER_PARTITION $MUSTER_FENCE $LEADER $$ $(date +%s%N)" >>$JOURNAL'
+setsid sh -c "trap '' TERM; while :; do $say; sleep 0.02; done" &
+trap 'for i in 1 2 3 4 5 6 7 8 9 10; do eval "$say"; sleep 0.02; done; exit 0' TERM
+while :; do eval "$say"; sleep 0.02; done`
+
+const runPatience = 40 * time.Second
+
+// runGroup is a group of muster run processes on an etcd of their own, with a topic
+// of four partitions without a log.
+type runGroup struct {
+	t       *testing.T
+	st      *registrytest.Server
+	journal string
+	owners  string
+}
+
+func newRunGroup(t *testing.T) *runGroup {
+	t.Helper()
+	g := &runGroup{t: t, st: registrytest.Start(t), journal: filepath.Join(t.TempDir(), "journal"), owners: registry.Root("").Group("g").Owners()}
+	spec := registry.TopicSpec{Name: "shards", Partitions: 4, NoLog: true}
+	if _, err := registry.CreateTopic(t.Context(), g.st, "", spec, nil); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		// Everything that has to do with this test has the journal in its environment.
+		g.eventually("processes are left behind", func() bool { return len(g.processes()) == 0 })
+	})
+	return g
+}
+
+// member is a muster run process.
+type member struct {
+	g   *runGroup
+	cmd *exec.Cmd
+	out lockedBuffer
+	err lockedBuffer
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// run starts a member with flags and then, after --, a command.
+func (g *runGroup) run(args ...string) *member {
+	g.t.Helper()
+	args = append([]string{"run", "--etcd-endpoints", g.st.Endpoint, "--group", "g", "--topic", "shards", "--session-timeout", "2s", "--grace", "300ms"}, args...)
+	m := &member{g: g, cmd: exec.Command("/proc/self/exe", args...)}
+	m.cmd.Env = append(os.Environ(), asMuster+"=1", "JOURNAL="+g.journal)
+	m.cmd.Stdout, m.cmd.Stderr = &m.out, &m.err
+	m.cmd.WaitDelay = time.Second
+	if err := m.cmd.Start(); err != nil {
+		g.t.Fatal(err)
+	}
+	g.t.Cleanup(func() {
+		_ = m.cmd.Process.Kill()
+		_ = m.cmd.Wait()
+		if g.t.Failed() {
+			g.t.Logf("stderr of process %d:\n%s", m.cmd.Process.Pid, m.err.String())
+		}
+	})
+	return m
+}
+
+func (m *member) signal(sig syscall.Signal) {
+	m.g.t.Helper()
+	if err := m.cmd.Process.Signal(sig); err != nil {
+		m.g.t.Fatal(err)
+	}
+}
+
+// wait waits for the end and returns the exit status.
+func (m *member) wait() int {
+	m.g.t.Helper()
+	done := make(chan error, 1)
+	go func() { done <- m.cmd.Wait() }()
+	select {
+	case err := <-done:
+		if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+			return exit.ExitCode()
+		} else if err != nil && !errors.Is(err, exec.ErrWaitDelay) {
+			m.g.t.Fatal(err)
+		}
+		return 0
+	case <-time.After(runPatience):
+		m.g.t.Fatalf("process %d does not end", m.cmd.Process.Pid)
+		return 0
+	}
+}
+
+// watchdog is the second process of the member.
+func (m *member) watchdog() int {
+	m.g.t.Helper()
+	var found int
+	m.g.eventually("no watchdog", func() bool {
+		for _, pid := range m.g.processes() {
+			if parent, command := describeProcess(pid); parent == m.cmd.Process.Pid && strings.Contains(command, watchdogCommandName) {
+				found = pid
+			}
+		}
+		return found != 0
+	})
+	return found
+}
+
+func describeProcess(pid int) (parent int, command string) {
+	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:]); len(fields) > 1 && fields[0][0] != 'Z' {
+		parent, _ = strconv.Atoi(string(fields[1]))
+	}
+	line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	return parent, string(line)
+}
+
+// processes are all that live and have the journal in their environment.
+func (g *runGroup) processes() []int {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	var list []int
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		if parent, _ := describeProcess(pid); err == nil && parent != 0 && bytes.Contains(env, []byte("JOURNAL="+g.journal+"\x00")) {
+			list = append(list, pid)
+		}
+	}
+	return list
+}
+
+func (g *runGroup) eventually(what string, ok func() bool) {
+	g.t.Helper()
+	for end := time.Now().Add(runPatience); !ok(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			g.t.Fatal(what)
+		}
+	}
+}
+
+// span is when a child, and what it had started, was seen at work.
+type span struct {
+	partition, leader int
+	fence             int64
+	first, last       time.Time
+	pids              map[int]bool
+}
+
+// spans reads the journal.
+func (g *runGroup) spans() []*span {
+	g.t.Helper()
+	data, err := os.ReadFile(g.journal)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		g.t.Fatal(err)
+	}
+	type key struct {
+		partition, leader int
+		fence             int64
+	}
+	found := map[key]*span{}
+	var list []*span
+	for _, line := range strings.Split(string(data), "\n") {
+		var k key
+		var pid int
+		var at int64
+		if n, _ := fmt.Sscan(line, &k.partition, &k.fence, &k.leader, &pid, &at); n < 5 {
+			continue // date was killed, or the line is not complete yet
+		}
+		s := found[k]
+		if s == nil {
+			s = &span{partition: k.partition, leader: k.leader, fence: k.fence, first: time.Unix(0, at), pids: map[int]bool{}}
+			found[k] = s
+			list = append(list, s)
+		}
+		s.last = time.Unix(0, at)
+		s.pids[pid] = true
+	}
+	slices.SortStableFunc(list, func(a, b *span) int { return cmp.Or(cmp.Compare(a.partition, b.partition), a.first.Compare(b.first)) })
+	return list
+}
+
+// noTwoAtOnce holds the journal to the promise.
+func (g *runGroup) noTwoAtOnce() {
+	g.t.Helper()
+	list := g.spans()
+	for i, s := range list[:max(len(list)-1, 0)] {
+		next := list[i+1]
+		if next.partition != s.partition {
+			continue
+		}
+		if next.first.Before(s.last) {
+			g.t.Errorf("partition %d: process %d of fence %d was at work %s after process %d of fence %d had begun",
+				s.partition, s.leader, s.fence, s.last.Sub(next.first), next.leader, next.fence)
+		}
+		if next.fence < s.fence {
+			g.t.Errorf("partition %d: fence %d after %d", s.partition, next.fence, s.fence)
+		}
+	}
+}
+
+// atWork waits until each partition has a child that was started after a moment, both
+// of whose processes are at work, and returns how many children there have been.
+func (g *runGroup) atWork(since time.Time) int {
+	g.t.Helper()
+	var n int
+	g.eventually("not all partitions have a new child", func() bool {
+		list := g.spans()
+		n = len(list)
+		fresh := map[int]bool{}
+		for _, s := range list {
+			if s.first.After(since) && len(s.pids) == 2 {
+				fresh[s.partition] = true
+			}
+		}
+		return len(fresh) == 4
+	})
+	return n
+}
+
+func (g *runGroup) ownerKeys() []registry.KV {
+	g.t.Helper()
+	kvs, _, err := registry.List(g.t.Context(), g.st, g.owners, 0)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	return kvs
+}
+
+// watchReleases reports owner keys that are deleted while a child lives that was
+// started under them.
+func (g *runGroup) watchReleases() (deleted func() int) {
+	g.t.Helper()
+	var mu sync.Mutex
+	n := 0
+	held := map[string]int64{}
+	ctx, cancel := context.WithCancel(context.Background())
+	v, err := registry.OpenView(ctx, g.st, []string{g.owners}, registry.ViewOptions{}, func(_ registry.Snapshot, events []registry.Event) {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, e := range events {
+			if !e.Deleted {
+				held[e.Key] = e.CreateRevision
+				continue
+			}
+			n++
+			for _, s := range g.spans() {
+				if strings.HasSuffix(e.Key, fmt.Sprintf("/0-%d", s.partition)) && s.fence == held[e.Key] {
+					for pid := range s.pids {
+						if parent, _ := describeProcess(pid); parent != 0 {
+							g.t.Errorf("%s was deleted while process %d of it was there", e.Key, pid)
+						}
+					}
+				}
+			}
+		}
+	})
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	g.t.Cleanup(func() { v.Close(); cancel() })
+	return func() int { mu.Lock(); defer mu.Unlock(); return n }
+}
+
+// Partitions go from member to member: the child of the one, with all that it has
+// started, is gone before the owner key is, and so before the child of the other starts.
+func TestRunHandsOver(t *testing.T) {
+	g := newRunGroup(t)
+	deleted := g.watchReleases()
+	first := g.run("--", "sh", "-c", worker)
+	g.atWork(time.Time{})
+	second := g.run("--", "sh", "-c", worker)
+	g.eventually("the second member got nothing", func() bool {
+		return strings.Count(second.err.String(), "child started") == 2
+	})
+	first.signal(syscall.SIGTERM)
+	if status := first.wait(); status != 0 {
+		t.Errorf("exit status %d", status)
+	}
+	g.eventually("the second member did not get the rest", func() bool {
+		return strings.Count(second.err.String(), "child started") == 4
+	})
+	second.signal(syscall.SIGINT)
+	if status := second.wait(); status != 0 {
+		t.Errorf("exit status %d", status)
+	}
+	g.eventually("owner keys are left", func() bool { return deleted() == 8 })
+	if keys := g.ownerKeys(); len(keys) > 0 {
+		t.Errorf("left: %v", keys)
+	}
+	g.noTwoAtOnce()
+}
+
+// A member that is killed takes its children along, at once; the other has its
+// partitions when the lease is over.
+func TestRunKilled(t *testing.T) {
+	g := newRunGroup(t)
+	first := g.run("--", "sh", "-c", worker)
+	g.atWork(time.Time{})
+	g.run("--", "sh", "-c", worker)
+	g.eventually("the second member got nothing", func() bool { return len(g.spans()) == 6 })
+	killed := time.Now()
+	first.signal(syscall.SIGKILL)
+	g.eventually("the killed member's partitions are not taken over", func() bool { return len(g.spans()) == 8 })
+	g.noTwoAtOnce()
+	for _, s := range g.spans() {
+		if s.first.Before(killed) && s.last.Sub(killed) > 500*time.Millisecond && s.last.Before(time.Now().Add(-time.Second)) {
+			t.Errorf("process %d was at work %s after its member's death", s.leader, s.last.Sub(killed))
+		}
+	}
+}
+
+// A member that is stopped for longer than its lease lasts has no child when another
+// has its partitions, and starts new ones when it goes on.
+func TestRunStopped(t *testing.T) {
+	g := newRunGroup(t)
+	first := g.run("--", "sh", "-c", worker)
+	g.atWork(time.Time{})
+	g.run("--", "sh", "-c", worker)
+	g.eventually("the second member got nothing", func() bool { return len(g.spans()) == 6 })
+	for round := range 2 {
+		before := len(g.spans())
+		first.signal(syscall.SIGSTOP)
+		g.eventually("the stopped member's partitions are not taken over", func() bool { return len(g.spans()) == before+2 })
+		g.noTwoAtOnce()
+		first.signal(syscall.SIGCONT)
+		g.eventually(fmt.Sprintf("round %d: the member does not come back", round), func() bool { return len(g.spans()) == before+4 })
+	}
+	g.noTwoAtOnce()
+}
+
+// When the watchdog is killed, or stopped, its children end before others are started.
+func TestRunWithoutWatchdog(t *testing.T) {
+	for name, sig := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "stopped": syscall.SIGSTOP} {
+		t.Run(name, func(t *testing.T) {
+			g := newRunGroup(t)
+			m := g.run("--", "sh", "-c", worker)
+			g.atWork(time.Time{})
+			former := m.watchdog()
+			if err := syscall.Kill(former, sig); err != nil {
+				t.Fatal(err)
+			}
+			began := time.Now()
+			if n := g.atWork(began); n != 8 {
+				t.Errorf("%d children, want 8", n)
+			}
+			if now := m.watchdog(); now == former {
+				t.Error("no other watchdog")
+			}
+			g.noTwoAtOnce()
+			m.signal(syscall.SIGTERM)
+			if status := m.wait(); status != 0 {
+				t.Errorf("exit status %d", status)
+			}
+		})
+	}
+}
+
+// A child that ends is started again, not at once; nothing of the one before is left.
+func TestRunStartsAgain(t *testing.T) {
+	g := newRunGroup(t)
+	m := g.run("--", "sh", "-c", worker+" & sleep 0.3; exit 1")
+	g.eventually("nothing was started again", func() bool { return len(g.spans()) >= 8 })
+	m.signal(syscall.SIGTERM)
+	if status := m.wait(); status != 0 {
+		t.Errorf("exit status %d", status)
+	}
+	g.noTwoAtOnce()
+	for _, s := range g.spans() {
+		for _, next := range g.spans() {
+			if pause := next.first.Sub(s.last); next.partition == s.partition && pause > 0 && pause < 900*time.Millisecond {
+				t.Errorf("partition %d: started again after %s", s.partition, pause)
+			}
+		}
+	}
+}
+
+// How a run ends by itself.
+func TestRunEnds(t *testing.T) {
+	g := newRunGroup(t)
+	for _, c := range []struct {
+		args   []string
+		status int
+		says   string
+	}{
+		{[]string{"--", "/nosuch/program"}, 1, "no such program"},
+		{[]string{"--", "/nosuch/{partition}"}, 1, "/nosuch/"},
+		{[]string{"--on-exit", "stop", "--", "true"}, 0, ""},
+		{[]string{"--on-exit", "stop", "--", "sh", "-c", "exit 3"}, 1, "sh for partition 0-"},
+		{[]string{"--on-exit", "never", "--", "true"}, 2, "restart-on-failure"},
+		{[]string{"--grace", "-1s", "--", "true"}, 2, "grace"},
+		{[]string{"--session-timeout", "1s", "--", "true"}, 2, "2000"},
+		{nil, 2, "want a command"},
+	} {
+		m := g.run(c.args...)
+		if status := m.wait(); status != c.status || !strings.Contains(m.err.String(), c.says) {
+			t.Errorf("%v: status %d, want %d; %s", c.args, status, c.status, m.err.String())
+		}
+		if keys, _, err := registry.List(t.Context(), g.st, registry.Root("").Group("g").IDs(), 0); err != nil || len(keys)+len(g.ownerKeys()) > 0 {
+			t.Errorf("%v: keys are left: %v, %v", c.args, keys, err)
+		}
+	}
+}
+
+// A child whose work is done stays done, with its partition owned.
+func TestRunDone(t *testing.T) {
+	g := newRunGroup(t)
+	m := g.run("--on-exit", "restart-on-failure", "--", "sh", "-c", `echo done {partition} >>$JOURNAL.done; [ {partition} != 3 ]`)
+	count := func(line string) int {
+		data, _ := os.ReadFile(g.journal + ".done")
+		return strings.Count(string(data), line)
+	}
+	g.eventually("what failed was not started again", func() bool { return count("done 3\n") == 3 })
+	for p := range 3 {
+		if n := count(fmt.Sprintf("done %d\n", p)); n != 1 {
+			t.Errorf("partition %d was done %d times", p, n)
+		}
+	}
+	if keys := g.ownerKeys(); len(keys) != 4 {
+		t.Errorf("owned: %v", keys)
+	}
+	m.signal(syscall.SIGTERM)
+	if status := m.wait(); status != 0 {
+		t.Errorf("exit status %d", status)
+	}
+}
+
+// The second signal ends the grace.
+func TestRunSecondSignal(t *testing.T) {
+	g := newRunGroup(t)
+	m := g.run("--grace", "1h", "--", "sh", "-c", `trap 'touch $JOURNAL.asked.{partition}' TERM; touch $JOURNAL.up.{partition}; while :; do sleep 0.02; done`)
+	all := func(what string) func() bool {
+		return func() bool {
+			list, _ := filepath.Glob(g.journal + what + "*")
+			return len(list) == 4
+		}
+	}
+	g.eventually("not all are up", all(".up."))
+	m.signal(syscall.SIGINT)
+	g.eventually("not all are asked", all(".asked."))
+	m.signal(syscall.SIGINT)
+	if status := m.wait(); status != 0 {
+		t.Errorf("exit status %d", status)
+	}
+	if keys := g.ownerKeys(); len(keys) > 0 {
+		t.Errorf("left: %v", keys)
+	}
+}
+
+// What a child is told.
+func TestRunTellsChildren(t *testing.T) {
+	g := newRunGroup(t)
+	m := g.run("--id", "me", "--prefix", "--", "sh", "-c", `echo {topic} {partition} {group} {fence} "$@"; env | grep ^MUSTER_ | grep -v TEST; sleep 100`, "sh", "x{partition}")
+	g.eventually("not all has been printed", func() bool { return strings.Count(m.out.String(), "MUSTER_MEMBER=me\n") == 4 })
+	fences := map[string]int64{}
+	for _, kv := range g.ownerKeys() {
+		fences[kv.Key[strings.LastIndexByte(kv.Key, '/')+1:]] = kv.CreateRevision
+	}
+	out := m.out.String()
+	for p := range 4 {
+		name := fmt.Sprintf("0-%d", p)
+		for _, line := range []string{
+			fmt.Sprintf("shards %d g %d x%d", p, fences[name], p), fmt.Sprintf("MUSTER_FENCE=%d", fences[name]), fmt.Sprintf("MUSTER_PARTITION=%d", p),
+			"MUSTER_TOPIC=shards", "MUSTER_GROUP=g", "MUSTER_HOME=0", "MUSTER_STREAM=0",
+		} {
+			if !strings.Contains(out, "shards "+name+" "+line+"\n") {
+				t.Errorf("partition %d is not told %s:\n%s", p, line, out)
+			}
+		}
+	}
+	m.signal(syscall.SIGTERM)
+	m.wait()
+}
