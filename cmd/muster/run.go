@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
@@ -11,6 +13,7 @@ import (
 
 	"github.com/muster-io/muster/rebalance/membership"
 	runner "github.com/muster-io/muster/rebalance/run"
+	"github.com/muster-io/muster/registry"
 )
 
 // watchdogCommandName is the hidden command by which muster run starts its second process.
@@ -45,8 +48,36 @@ func watchdogCommand() *cli.Command {
 		Name:   watchdogCommandName,
 		Hidden: true,
 		Usage:  "the second process of muster run, which starts it",
-		Action: func(*cli.Context) error { return runner.Watchdog() },
+		Flags:  registryFlags(defaultEndpoint),
+		Action: func(c *cli.Context) error {
+			return runner.Watchdog(func(lease registry.LeaseID) error { return revoke(c, lease) })
+		},
 	}
+}
+
+// revoke revokes the lease of a muster run that was killed.
+func revoke(c *cli.Context, lease registry.LeaseID) error {
+	// The signal that ended the one may have ended this context.
+	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
+	defer cancel()
+	c.Context = ctx
+	return withClient(c, func(ctx context.Context, cl *client) error {
+		if err := cl.store.Revoke(ctx, lease); err != nil && !errors.Is(err, registry.ErrLeaseNotFound) {
+			return fmt.Errorf("revoke the lease %s of a muster run that was killed: %w", registry.LeaseText(lease), err)
+		}
+		return nil
+	})
+}
+
+// watchdogArguments has the watchdog find the registry as c does.
+func watchdogArguments(c *cli.Context) []string {
+	args := []string{"/proc/self/exe", watchdogCommandName}
+	for _, f := range registryFlags(defaultEndpoint) {
+		if name := f.Names()[0]; c.IsSet(name) {
+			args = append(args, "--"+name, c.String(name))
+		}
+	}
+	return args
 }
 
 func runChildren(c *cli.Context) error {
@@ -58,7 +89,7 @@ func runChildren(c *cli.Context) error {
 		return wrongUse("want a command after --; see: %s --help", c.Command.HelpName)
 	}
 	cfg := runner.Config{Command: command, Grace: c.Duration("grace"), OnExit: runner.Policy(c.String("on-exit")), Prefix: c.Bool("prefix"),
-		Watchdog: []string{"/proc/self/exe", watchdogCommandName}, Stdout: c.App.Writer, Stderr: c.App.ErrWriter}
+		Watchdog: watchdogArguments(c), Stdout: c.App.Writer, Stderr: c.App.ErrWriter}
 	topics := map[string]int32{}
 	for _, topic := range c.StringSlice("topic") {
 		topics[topic] = int32(min(max(c.Int("streams"), -1), 1<<30))

@@ -334,17 +334,18 @@ func TestRunHandsOver(t *testing.T) {
 	g.noTwoAtOnce()
 }
 
-// A member that is killed takes its children along, at once; the other has its
-// partitions when the lease is over.
+// A member that is killed takes its children along, at once, and then its lease: the
+// other has its partitions long before that would have run out.
 func TestRunKilled(t *testing.T) {
 	g := newRunGroup(t)
-	first := g.run("--", "sh", "-c", worker)
+	first := g.run("--session-timeout", "60s", "--", "sh", "-c", worker)
 	g.atWork(time.Time{})
 	g.run("--", "sh", "-c", worker)
 	g.eventually("the second member got nothing", func() bool { return len(g.spans()) == 6 })
 	killed := time.Now()
 	first.signal(syscall.SIGKILL)
 	g.eventually("the killed member's partitions are not taken over", func() bool { return len(g.spans()) == 8 })
+	t.Logf("taken over within %s", time.Since(killed))
 	g.noTwoAtOnce()
 	for _, s := range g.spans() {
 		if s.first.Before(killed) && s.last.Sub(killed) > 500*time.Millisecond && s.last.Before(time.Now().Add(-time.Second)) {

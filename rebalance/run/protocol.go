@@ -7,6 +7,8 @@ import (
 	"io"
 	"sync"
 	"time"
+
+	"github.com/muster-io/muster/registry"
 )
 
 // childVariable marks what descends from a child in its environment, so that it is
@@ -21,6 +23,9 @@ type command struct {
 	// Until says until when each child may live, by the clock that runs through
 	// suspend. What is not named keeps its time.
 	Until map[uint64]time.Duration `json:"until,omitempty"`
+	// Lease is what the partitions are owned under from now on; -1 is none. If the pipe
+	// closes while there is one, it is revoked when all children are dead.
+	Lease registry.LeaseID `json:"lease,omitempty"`
 	// Number of a command that is to be answered, from 1.
 	Number uint64 `json:"number,omitempty"`
 }

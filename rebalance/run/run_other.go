@@ -5,6 +5,8 @@ package run
 import (
 	"errors"
 	"time"
+
+	"github.com/muster-io/muster/registry"
 )
 
 // errPlatform: process groups, subreapers and the clock that runs through suspend
@@ -12,7 +14,7 @@ import (
 var errPlatform = errors.New("muster run needs Linux")
 
 // Watchdog is the second process's main function.
-func Watchdog() error { return errPlatform }
+func Watchdog(func(registry.LeaseID) error) error { return errPlatform }
 
 type keeper struct {
 	reports chan report

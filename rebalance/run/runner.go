@@ -51,6 +51,7 @@ type Runner struct {
 	units    map[*unit]struct{}
 	byID     map[uint64]*unit // by the process that it has at present
 	turns    map[registry.Partition][]*unit
+	lease    registry.LeaseID // 0 or below for none
 	lastID   uint64
 	queue    []*unit         // to be started
 	starting map[uint64]bool // started, and not answered
@@ -112,12 +113,21 @@ func New(cfg Config) (*Runner, error) {
 		return nil, fmt.Errorf("on exit %q: want %s, %s or %s", cfg.OnExit, Restart, RestartOnFailure, Stop)
 	}
 	cfg.Membership.LeaveTimeout = cfg.Grace + leaveMargin
+	r := &Runner{posts: make(chan func()), ended: make(chan struct{}), starting: map[uint64]bool{}, units: map[*unit]struct{}{},
+		byID: map[uint64]*unit{}, turns: map[registry.Partition][]*unit{}, timer: time.NewTimer(time.Hour)}
+	registered := cfg.Membership.Listener.Registered
+	cfg.Membership.Listener.Registered = func(id string, lease registry.LeaseID) {
+		r.post(func() { r.holds(lease) })
+		if registered != nil {
+			registered(id, lease)
+		}
+	}
 	m, err := membership.New(cfg.Membership)
 	if err != nil {
 		return nil, err
 	}
-	return &Runner{cfg: cfg, member: m, log: m.Logger(), posts: make(chan func()), ended: make(chan struct{}),
-		starting: map[uint64]bool{}, units: map[*unit]struct{}{}, byID: map[uint64]*unit{}, turns: map[registry.Partition][]*unit{}, timer: time.NewTimer(time.Hour)}, nil
+	r.cfg, r.member, r.log = cfg, m, m.Logger()
+	return r, nil
 }
 
 // Run joins the group and runs children until ctx ends; then it has them stop, gives
@@ -152,6 +162,7 @@ func (r *Runner) Run(ctx context.Context) error {
 		case err := <-left:
 			done = true
 			r.fail(err)
+			r.holds(-1)
 		case f := <-r.posts:
 			f()
 		case p, ok := <-reports:
@@ -190,6 +201,12 @@ func (r *Runner) post(f func()) {
 	case r.posts <- f:
 	case <-r.ended:
 	}
+}
+
+// holds tells the watchdog of the lease.
+func (r *Runner) holds(lease registry.LeaseID) {
+	r.lease = lease
+	r.send(command{Lease: lease})
 }
 
 // fail keeps the first error.
@@ -512,6 +529,9 @@ func (r *Runner) swept(err error) {
 	r.sweeping = false
 	if err == nil {
 		r.keeper, err = startKeeper(&r.cfg)
+	}
+	if err == nil {
+		r.holds(r.lease)
 	}
 	if err != nil {
 		r.fail(err)

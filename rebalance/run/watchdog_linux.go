@@ -17,6 +17,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/muster-io/muster/registry"
 )
 
 // The watchdog's ends of its pipes.
@@ -35,6 +37,7 @@ const (
 // watchdog owns the children. One goroutine does everything but what might wait.
 type watchdog struct {
 	reports  *lines
+	lease    registry.LeaseID // 0 or below for none
 	children map[uint64]*watched
 	marks    map[string]uint64 // child by "<pid> <start>" of processes that were seen as its own
 	null     *os.File
@@ -58,9 +61,11 @@ type watched struct {
 }
 
 // Watchdog is the second process's main function: it serves the process that started
-// it until that closes the pipe or is gone, kills what is left, and returns. It must be
-// called by the main goroutine of a process that does nothing else.
-func Watchdog() error {
+// it until that closes the pipe or is gone, kills what is left, and returns. If the
+// first process ended without having left its group, revoke is called last with its
+// lease: what it owned is free then, and need not wait for the lease to run out. It must
+// be called by the main goroutine of a process that does nothing else.
+func Watchdog(revoke func(registry.LeaseID) error) error {
 	// A child is killed when the thread that started it ends: it must be one that
 	// lasts as long as the process.
 	runtime.LockOSThread()
@@ -89,7 +94,11 @@ func Watchdog() error {
 	go w.reports.run(os.NewFile(reportsFD, "reports")) // whoever should read may be stopped
 	commands := make(chan command, 1000)
 	go readLines(os.NewFile(commandsFD, "commands"), commands, nil) // ends with the process
-	return w.serve(commands, exits)
+	err = w.serve(commands, exits)
+	if err == nil && w.lease > 0 {
+		err = revoke(w.lease)
+	}
+	return err
 }
 
 func (w *watchdog) serve(commands <-chan command, exits <-chan os.Signal) error {
@@ -152,6 +161,9 @@ func (w *watchdog) obey(c *command) {
 		p.dying = true
 		w.pause = 0
 		_ = unix.Kill(-p.pid, unix.SIGKILL)
+	}
+	if c.Lease != 0 {
+		w.lease = c.Lease
 	}
 	if c.Number != 0 {
 		w.reports.send(report{Number: c.Number})

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/muster-io/muster/registry"
 )
 
 // patience bounds what a test waits for.
@@ -18,7 +20,7 @@ const patience = 20 * time.Second
 // The test binary is its own watchdog.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "watchdog" {
-		if err := Watchdog(); err != nil {
+		if err := Watchdog(func(registry.LeaseID) error { return nil }); err != nil {
 			fmt.Fprintln(os.Stderr, "watchdog:", err)
 			os.Exit(1)
 		}

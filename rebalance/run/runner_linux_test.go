@@ -1,0 +1,112 @@
+package run
+
+import (
+	"context"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/muster-io/muster/rebalance"
+	"github.com/muster-io/muster/rebalance/membership"
+	"github.com/muster-io/muster/registry"
+	"github.com/muster-io/muster/registry/memory"
+)
+
+// bench is a Runner whose member gets nothing, and ownerships made by hand.
+type bench struct {
+	*kennel
+	r       *Runner
+	session *registry.Session
+	cancel  context.CancelFunc
+	done    chan error
+}
+
+func newBench(t *testing.T, script string) *bench {
+	t.Helper()
+	st := memory.New()
+	b := &bench{kennel: &kennel{t: t, dir: t.TempDir()}, done: make(chan error, 1)}
+	t.Setenv("D", b.dir)
+	var err error
+	if b.session, err = registry.OpenSession(t.Context(), st, registry.SessionOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	b.r, err = New(Config{Command: []string{"sh", "-c", script}, Watchdog: []string{"/proc/self/exe", "watchdog"}, Stdout: os.Stderr, Stderr: os.Stderr,
+		Membership: membership.Config{Store: st, Group: "g", Subscription: membership.Subscription{Topics: map[string]int32{"t": 1}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	b.cancel = cancel
+	go func() { b.done <- b.r.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-b.done; err != nil {
+			t.Error(err)
+		}
+		if err := b.session.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	return b
+}
+
+func (b *bench) own(token int64) (o *membership.Ownership, end func()) {
+	w := rebalance.Want{Partition: registry.Partition{Topic: "t"}}
+	o, _, end = membership.NewOwnership(b.session, w, token, nil)
+	b.r.Begin([]*membership.Ownership{o})
+	return o, end
+}
+
+// A partition that is lost and owned again by the same member gets a new child only
+// when nothing of the old one is left; and is not given up before, either.
+func TestRunnerWaitsForTheFormerChild(t *testing.T) {
+	for range 20 {
+		b := newBench(t, `if [ -s $D/former ]; then
+			kill -0 $(cat $D/former) 2>/dev/null && echo $$ >$D/overlap
+			echo $$ >$D/second; exec sleep 100
+		fi
+		setsid sh -c 'echo $$ >$D/former; exec sleep 100' & exec sleep 100`)
+		first, end := b.own(1)
+		former := b.pid("former")
+		end()
+		b.r.Lost(first, "test")
+		second, endSecond := b.own(2)
+		b.pid("second")
+		if _, err := os.Stat(b.dir + "/overlap"); err == nil || running(former) {
+			t.Fatal("the second child was started while something of the first was left")
+		}
+		end()
+		endSecond()
+		b.r.Lost(second, "test")
+		b.cancel()
+	}
+}
+
+// A child that was lost keeps the partition of the next ownership from being given up
+// while it may run, though the watchdog does not answer; that is then killed.
+func TestRunnerKillsAWatchdogThatDoesNotKill(t *testing.T) {
+	b := newBench(t, `[ -s $D/leader ] || echo $$ >$D/leader; exec sleep 100`)
+	first, end := b.own(1)
+	pid := b.pid("leader")
+	watchdog, _ := readProcess(pid)
+	if err := unix.Kill(watchdog.parent, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	end()
+	b.r.Lost(first, "test")
+	second, endSecond := b.own(2)
+	if !b.r.Drain(second) {
+		t.Error("the second ownership was lost")
+	}
+	if running(pid) {
+		t.Error("the partition was given up while the former child was there")
+	}
+	if took := time.Since(began); took > 10*time.Second {
+		t.Errorf("it took %s", took)
+	}
+	endSecond()
+	b.r.Revoked(second)
+}
