@@ -233,6 +233,9 @@ func (k *asking) run(ctx context.Context) (err error) {
 	defer retry.Stop()
 	for {
 		sessions, _ := k.c.wanted()
+		if len(sessions) == 0 {
+			clear(k.watched) // taken back, which is nothing to be told
+		}
 		if len(sessions) == 0 || ctx.Err() != nil {
 			return k.write(message{Op: opBye})
 		}

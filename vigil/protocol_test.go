@@ -274,13 +274,19 @@ func TestNumberOfAnotherProcess(t *testing.T) {
 	must(t, c.Close())
 	close(found)
 	eventually(t, func() string {
-		if s.Connections() != 0 {
+		if s.Connections() != 0 && s.Sessions() == 0 {
 			return "still connected"
 		}
 		return ""
 	})
 	must(t, stranger.Process.Kill())
 	_ = stranger.Wait()
+	eventually(t, func() string {
+		if s.Connections() != 0 {
+			return "still connected"
+		}
+		return ""
+	})
 	must(t, s.Close())
 	if !f.stands("a") || len(f.results()) != 0 {
 		t.Errorf("the registration stands: %v; %v", f.stands("a"), f.results())
