@@ -139,13 +139,13 @@ func putRegistration(ctx context.Context, st registry.Store, key string, lease r
 
 // child is a consumer's process.
 type child struct {
-	t     *testing.T
+	t     testing.TB
 	cmd   *exec.Cmd
 	in    io.WriteCloser
 	lines chan string
 }
 
-func startChild(t *testing.T, cfg childConfig) *child {
+func startChild(t testing.TB, cfg childConfig) *child {
 	t.Helper()
 	if cfg.Sessions == 0 {
 		cfg.Sessions = 1

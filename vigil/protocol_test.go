@@ -12,7 +12,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -345,49 +344,6 @@ func TestNumberIsUsedAgain(t *testing.T) {
 	defer p.close()
 	if readable(int(p.file.Fd())) {
 		t.Error("the stranger was not found, so this test shows nothing")
-	}
-}
-
-// What it costs to watch a process that does nothing.
-func BenchmarkIdle(b *testing.B) {
-	f := newFixture(b)
-	s := f.serve()
-	a, lease := f.registered("a")
-	heap := func() uint64 {
-		runtime.GC()
-		var m runtime.MemStats
-		runtime.ReadMemStats(&m)
-		return m.HeapInuse + m.StackInuse
-	}
-	files := func() int {
-		dir, err := os.ReadDir("/proc/self/fd")
-		must(b, err)
-		return len(dir)
-	}
-	const many = 1000
-	for b.Loop() {
-		memory, goroutines, open := heap(), runtime.NumGoroutine(), files()
-		conns := make([]net.Conn, many)
-		for i := range conns {
-			c := f.greeted(b)
-			if !c.add(lease, a.key, a.secret) {
-				b.Fatal("it is not watched")
-			}
-			conns[i], c.r = c.Conn, nil
-		}
-		b.ReportMetric(float64(heap()-memory)/many, "B/process")
-		b.ReportMetric(float64(runtime.NumGoroutine()-goroutines)/many, "goroutines/process")
-		b.ReportMetric(float64(files()-open)/many-1, "files/process") // one is the client's
-		for _, c := range conns {
-			_, _ = c.Write([]byte(`{"op":"bye"}` + "\n"))
-			_ = c.Close()
-		}
-		eventually(b, func() string {
-			if s.Connections() != 0 {
-				return "still connected"
-			}
-			return ""
-		})
 	}
 }
 
