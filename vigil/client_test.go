@@ -60,14 +60,14 @@ func TestClient(t *testing.T) {
 	b := wish{key("b"), NewSecret()}
 	lb, err := f.st.Grant(t.Context(), registry.MaxTTL)
 	must(t, err)
+	c.Add(lease, a.key, a.secret)
+	told(t, events, lease, true) // which keeps the connection
 	c.Add(lb.ID, b.key, b.secret)
 	told(t, events, lb.ID, false)
 	must(t, putRegistration(t.Context(), f.st, b.key, lb.ID, b.secret))
 	if e := told(t, events, lb.ID, true); e.Broker != 1 {
 		t.Errorf("%+v", e)
 	}
-	c.Add(lease, a.key, a.secret)
-	told(t, events, lease, true)
 	sessions(2)
 	c.Remove(lb.ID)
 	sessions(1)
@@ -112,6 +112,7 @@ func TestClientOfAnotherCluster(t *testing.T) {
 		must(t, err)
 		_, err = conn.Write(line)
 		must(t, err)
+		must(t, conn.SetReadDeadline(time.Now().Add(patience)))
 		if said, err := io.ReadAll(conn); len(said) != 0 || err != nil {
 			t.Errorf("it says %q, %v", said, err)
 		}
