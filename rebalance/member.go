@@ -197,7 +197,7 @@ func (m *Member) Step(now time.Duration, e Event) []Action {
 		// Registration step 5: a first rebalance is forced, as soon as a snapshot shows the
 		// registration, which may have come before this.
 		m.registration, m.asked = &e.Registration, false
-		if m.snapshot != nil && m.storm.divideAt == 0 {
+		if m.snapshot != nil {
 			out = m.divide(now)
 		}
 	case SessionLost:
@@ -255,7 +255,6 @@ func (m *Member) lose() []Action {
 	clear(m.parts)
 	clear(m.wanting)
 	clear(m.giving)
-	m.touched = nil
 	m.registration, m.claim, m.release, m.share, m.asked = nil, nil, nil, nil, false
 	m.considered, m.shared, m.frozen = nil, nil, false
 	m.retryAt, m.retrying, m.claimAt, m.stales = 0, minRetryPause, 0, 0

@@ -8,7 +8,7 @@ import (
 
 // reconcile compares what is due with what is held, of the partitions that were
 // touched: first it gives up what it must (rebalancing step 8), then it claims what
-// it lacks (step 9). What stays is not touched.
+// it lacks (rebalancing step 9). What stays is not touched.
 func (m *Member) reconcile() []Action {
 	touched := m.touched
 	m.touched = nil

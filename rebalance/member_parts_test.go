@@ -1,7 +1,9 @@
 package rebalance_test
 
 import (
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/muster-io/muster/rebalance"
 	"github.com/muster-io/muster/registry"
@@ -43,5 +45,35 @@ func TestAReleaseBetweenTwoPartsOfAClaimIsSeen(t *testing.T) {
 	}
 	if len(again) != 1 || again[0].Partition != held {
 		t.Errorf("the partition is free, and the member claims %v", again)
+	}
+}
+
+// A target that no record can hold is not proposed: the group is told why, until it
+// fits. What is held stays.
+func TestATargetThatIsTooLargeIsRefused(t *testing.T) {
+	p := registry.Partition{Topic: "t", Home: 1, Number: 0}
+	m := rebalance.NewMember("c")
+	snapshot := func(revision int64, ids ...string) []rebalance.Action {
+		s := rebalance.Snapshot{Revision: revision, Registered: 5, Topology: rebalance.Topology{"t": {p}}}
+		for _, id := range ids {
+			s.Members = append(s.Members, rebalance.MemberInfo{ID: id, Subscription: map[string]int32{"t": 1}, Strategies: []string{"sticky"}})
+		}
+		return m.Step(time.Duration(revision)*time.Second, s)
+	}
+	m.Step(1, rebalance.Registered{Registration: registry.Registration{Key: "/ids/c", Revision: 5}})
+	long := strings.Repeat("x", rebalance.MaxTarget)
+	actions := snapshot(10, "c", long)
+	if r, ok := actions[0].(rebalance.Refused); !ok || len(actions) != 1 || !strings.Contains(r.Reason, "too large") {
+		t.Fatalf("does %v", actions)
+	}
+	if actions = snapshot(11, "c", long); len(actions) > 0 {
+		t.Fatalf("says again %v", actions)
+	}
+	actions = snapshot(12, "c")
+	if len(actions) != 2 || actions[0] != (rebalance.Refused{}) {
+		t.Fatalf("does %v", actions)
+	}
+	if propose, ok := actions[1].(rebalance.Propose); !ok || propose.Snapshot != 12 || len(propose.Value) == 0 {
+		t.Fatalf("does %v", actions)
 	}
 }

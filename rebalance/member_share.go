@@ -84,7 +84,9 @@ func (m *Member) take(now time.Duration, s Snapshot) []Action {
 	target, rest := before.differs(&s)
 	if !target && !rest && m.considered == before {
 		m.considered = m.snapshot
-		m.expectTarget(now) // one that was stale may be proposed from this
+		if m.refused == "" {
+			m.expectTarget(now) // one that was stale may be proposed from this
+		}
 		return nil
 	}
 	var out []Action
@@ -126,11 +128,11 @@ func (m *Member) outlived(p registry.Partition, token int64) bool {
 	return token < m.snapshot.Incarnations[p.Topic] && !m.off.Outlived
 }
 
-// divide is the rebalancing algorithm, up to what this member is due. The
-// documented steps 1 to 7 (for each topic that I subscribe to: its partitions, its
-// consumers, both sorted; my place among them, the number N for each, my slice)
-// are those of Assign, by a strategy that all agree on; here they are done for one
-// snapshot, in which partitions and consumers are of one moment.
+// divide is the rebalancing algorithm, up to what this member is due. Rebalancing
+// steps 1 to 7 (1 for each topic that I subscribe to, 2 its partitions, 3 its
+// consumers, 4 and 5 both sorted, 6 my place among them and the number N for each, 7
+// my slice) are those of Assign, by a strategy that all agree on; here they are done
+// for one snapshot, in which partitions and consumers are of one moment.
 func (m *Member) divide(now time.Duration) []Action {
 	if m.leaving || m.registration == nil {
 		return nil

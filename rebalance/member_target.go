@@ -54,8 +54,8 @@ func (m *Member) propose(now time.Duration) []Action {
 		return nil
 	}
 	m.expecting = false
-	if !m.outdated || m.considered != m.snapshot || m.snapshot.record() > m.snapshot.Revision {
-		return nil // another snapshot comes, and with it another time
+	if m.considered != m.snapshot {
+		return nil // what was put off comes, and with it another time
 	}
 	target := NextTarget(*m.snapshot)
 	value, err := target.Encode()
