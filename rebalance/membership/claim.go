@@ -13,7 +13,7 @@ import (
 // noticed and made again; the session's deadline comes before harm does.
 const callLimit = 5 * time.Second
 
-// claim is rebalancing steps 8 and 9: add my new entries; what the former owner has
+// claim is rebalancing step 9: add my new entries; what the former owner has
 // not released yet is waited for, by the watch that the member asks for.
 func (m *Membership) claim(s *registry.Session, a rebalance.Claim, note registry.Note) {
 	ctx, cancel := context.WithTimeout(m.ctx, callLimit)
@@ -87,7 +87,7 @@ func (m *Membership) doubt(s *registry.Session, err error) {
 	}
 }
 
-// release is rebalancing step 7: remove my old entries.
+// release is rebalancing step 8: remove my old entries.
 func (m *Membership) release(s *registry.Session, a rebalance.Release, note registry.Note) {
 	ctx, cancel := context.WithTimeout(m.ctx, callLimit)
 	defer cancel()
