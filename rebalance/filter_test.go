@@ -3,6 +3,7 @@ package rebalance_test
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -227,4 +228,15 @@ func FuzzFilter(f *testing.F) {
 		}
 		_, _ = filter.Allows("orders") // it may take too long
 	})
+}
+
+// Internal topics are left out unless the registration says otherwise.
+func TestRegistrationsExcludeInternalTopics(t *testing.T) {
+	const form = `{"version":1,"subscription":{".*":1},"pattern":"white_list"%s}`
+	for field, want := range map[string]bool{"": true, `,"exclude_internal_topics":true`: true, `,"exclude_internal_topics":false`: false} {
+		rec, err := registry.ParseConsumer(registry.KV{Key: "/consumers/g/ids/c", Value: fmt.Appendf(nil, form, field)})
+		if err != nil || rec.ExcludesInternal() != want {
+			t.Errorf("with %q: %v, error %v", field, rec.ExcludesInternal(), err)
+		}
+	}
 }
