@@ -96,7 +96,7 @@ func printGroup(w io.Writer, d *groups.Description, now time.Time) {
 	row(w, "TOPIC", "PARTITION", "BROKER", "OFFSET", "LOG-END", "LAG", "OWNER", "HOST", "FOR", "DUE")
 	for _, r := range d.Partitions {
 		due := "-"
-		if r.Standing != groups.StandingRight {
+		if r.Standing != groups.StandingRight && d.Refusal == nil {
 			due = or(r.Due, "none")
 		}
 		row(w, r.Topic, r.Partition, r.Broker, or(r.Offset, "none"), or(r.LogEnd, "-"), or(r.Lag, "-"), ownerText(r), or(r.Host, "-"),

@@ -3,13 +3,16 @@ package main
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/muster-io/muster/rebalance"
+	"github.com/muster-io/muster/rebalance/consumer"
 	"github.com/muster-io/muster/registry"
 )
 
@@ -205,8 +208,8 @@ func TestRefusedGroup(t *testing.T) {
 	s.own("a", "t", 0, 1)
 	s.member("b", "roundrobin", `{"t":1,"u":1}`)
 	_, out, _ := s.groups("describe", "g")
-	for _, want := range []string{"strategy roundrobin, refused\n", "refused: roundrobin needs members that all subscribe to the same topics",
-		"ownerless: u/0: the group cannot be divided: roundrobin needs"} {
+	for _, want := range []string{"strategy roundrobin, refused\n", "refused: roundrobin needs",
+		"ownerless: u/0: the group cannot be divided; no owner before is known\n"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
@@ -390,5 +393,67 @@ func TestWatchGroup(t *testing.T) {
 	}
 	if status := ended(); status != 0 {
 		t.Error(status)
+	}
+}
+
+// Real members leave a history that says why partitions moved, and a group that verifies.
+func TestGroupOfConsumers(t *testing.T) {
+	st := openLive(t)
+	var root registry.Root
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	clearAfter(t, st, root.Group("real").Prefix())
+	_, err := registry.CreateTopic(ctx, st, root, registry.TopicSpec{Name: "real", Partitions: 4, ReplicationFactor: 1}, []int32{1})
+	if err != nil && !errors.Is(err, registry.ErrTopicExists) {
+		t.Fatal(err)
+	}
+	start := func(id string) func() {
+		c, err := consumer.New(consumer.Config{Store: st, Group: "real", ID: id, Topics: map[string]int32{"real": 1}, Strategies: []string{"sticky"}},
+			func(context.Context, *consumer.Record) error { return nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		running, stop := context.WithCancel(ctx)
+		done := make(chan error, 1)
+		go func() { done <- c.Run(running) }()
+		return func() {
+			t.Helper()
+			stop()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	right := func() {
+		t.Helper()
+		if status, out, stderr := ask(t, "", "groups", "verify", "real", "--wait", "20s"); status != 0 {
+			t.Fatal(out, stderr)
+		}
+	}
+	stopA := start("a:1")
+	right()
+	stopB := start("b:2")
+	for right(); ; right() {
+		_, out, _ := ask(t, "", "groups", "describe", "real", "-o", "json")
+		if d := parse[struct{ Members []any }](t, out); len(d.Members) == 2 {
+			break
+		}
+	}
+	right()
+	stopA()
+	right()
+	stopB()
+	status, out, stderr := ask(t, "", "groups", "history", "real")
+	if status != 0 || stderr != "" {
+		t.Fatal(stderr)
+	}
+	for _, want := range []string{`a:1 +claimed +real/0-3 +joined`, `a:1 +released +\S+ +member b:2 joined`, `b:2 +claimed +\S+ +`,
+		`a:1 +released +\S+ +leaving`, `b:2 +claimed +\S+ +member a:1 left`, `b:2 +released +\S+ +leaving`} {
+		if !regexp.MustCompile(want).MatchString(out) {
+			t.Errorf("no %s in\n%s", want, out)
+		}
+	}
+	if strings.Contains(out, " ended ") {
+		t.Errorf("all of them released\n%s", out)
 	}
 }

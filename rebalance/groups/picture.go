@@ -138,6 +138,9 @@ type Place struct {
 	Why      string // of a standing that is not right
 }
 
+// undivided is why, while the group's Refusal is set.
+const undivided = "the group cannot be divided"
+
 // Places returns all of them by topic and number.
 func (p *Picture) Places() []Place {
 	all := maps.Clone(p.Owners)
@@ -166,12 +169,12 @@ func (p *Picture) Place(partition registry.Partition) Place {
 	}
 	switch {
 	case pl.Owner == nil && p.Refusal != nil && p.subscribed(partition):
-		pl.Standing, pl.Why = StandingOwnerless, "the group cannot be divided: "+p.Refusal.Error()
+		pl.Standing, pl.Why = StandingOwnerless, undivided
 	case pl.Owner == nil && pl.Due != "":
 		pl.Standing, pl.Why = StandingOwnerless, pl.Due+" is due it and has not claimed it"
 	case pl.Owner == nil:
 	case p.Refusal != nil && pl.Owner.Member != "":
-		pl.Standing, pl.Why = StandingKept, "the group cannot be divided: "+p.Refusal.Error()
+		pl.Standing, pl.Why = StandingKept, undivided
 	default:
 		if why := p.wrong(pl); why != "" {
 			pl.Standing, pl.Why = StandingMoving, why

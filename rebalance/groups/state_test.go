@@ -228,7 +228,7 @@ func TestRefused(t *testing.T) {
 	if d.State != groups.StateRefused || d.Refusal == nil || !strings.Contains(*d.Refusal, "roundrobin needs") || d.Members[0].Due != nil {
 		t.Errorf("%s, %s", d.State, show(d.Refusal))
 	}
-	why := "the group cannot be divided: " + show(d.Refusal)
+	const why = "the group cannot be divided"
 	s.says(groups.StateRefused, "t/0 kept: "+why, "t/1 ownerless: "+why+"; no owner before is known",
 		"u/0 ownerless: "+why+"; no owner before is known")
 	s.verdict("Consumer group g cannot be divided: "+show(d.Refusal), "No owner for partition [t,1]", "No owners for any partitions for topic u")
