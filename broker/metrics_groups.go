@@ -11,6 +11,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/muster-io/muster/rebalance"
 	"github.com/muster-io/muster/rebalance/groups"
 	"github.com/muster-io/muster/registry"
 )
@@ -67,7 +68,7 @@ type trackedGroup struct {
 }
 
 type groupCounts struct {
-	rebalances map[groups.Cause]int
+	rebalances map[rebalance.CauseKind]int
 	claims     int
 	gaps       time.Duration
 }
@@ -80,9 +81,9 @@ func (c *groupCounts) add(o groupCounts) {
 	}
 }
 
-func (c *groupCounts) count(cause groups.Cause, n int) {
+func (c *groupCounts) count(cause rebalance.CauseKind, n int) {
 	if c.rebalances == nil {
-		c.rebalances = map[groups.Cause]int{}
+		c.rebalances = map[rebalance.CauseKind]int{}
 	}
 	c.rebalances[cause] += n
 }

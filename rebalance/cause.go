@@ -35,7 +35,13 @@ func Cause(before, after Snapshot) string {
 }
 
 func membersCause(before, after []MemberInfo) []string {
-	var left, joined, other []string
+	left, joined, other := memberChanges(before, after)
+	return append(append(sentence("member", left, "left"), sentence("member", joined, "joined")...),
+		sentence("member", other, "changed its subscription", "changed their subscriptions")...)
+}
+
+// memberChanges are the ids of those who left, joined, or ask for something else.
+func memberChanges(before, after []MemberInfo) (left, joined, other []string) {
 	before, after = byID(before), byID(after)
 	for len(before) > 0 || len(after) > 0 {
 		switch {
@@ -52,8 +58,7 @@ func membersCause(before, after []MemberInfo) []string {
 			before, after = before[1:], after[1:]
 		}
 	}
-	return append(append(sentence("member", left, "left"), sentence("member", joined, "joined")...),
-		sentence("member", other, "changed its subscription", "changed their subscriptions")...)
+	return left, joined, other
 }
 
 func topicsCause(before, after Snapshot) []string {

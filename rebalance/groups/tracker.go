@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/muster-io/muster/rebalance"
@@ -21,7 +20,7 @@ type Tracker struct {
 	state   State
 
 	began time.Time // of the rebalance under way; zero if there is none
-	cause Cause
+	cause rebalance.CauseKind
 	owned map[registry.Partition]Owner // before it
 
 	gaps   map[registry.Partition]*gap
@@ -44,24 +43,14 @@ type gap struct {
 // gapTold is after how long a partition without an owner is told of, and again.
 var gapTold = []time.Duration{time.Second, 10 * time.Second, time.Minute, 10 * time.Minute, time.Hour}
 
-// Cause is why a group rebalances, from a set that labels can be made of.
-type Cause string
-
-// Causes of a rebalance. One that several made has the first of these.
+// Causes of a rebalance that no difference of two Pictures tells.
 const (
-	CauseJoined       Cause = "member_joined"
-	CauseLeft         Cause = "member_left"
-	CauseSubscription Cause = "subscription_changed"
-	CauseStrategy     Cause = "strategy_changed"
-	CauseTopics       Cause = "topics_changed"
-	CauseOwners       Cause = "owners_changed" // keys were deleted or written by hand, or the target is another
-	CauseFound        Cause = "found"          // it was under way when the group was first seen
+	CauseOwners rebalance.CauseKind = "owners_changed" // owner keys were written or deleted, and nothing else happened
+	CauseFound  rebalance.CauseKind = "found"          // it was under way when the group was first seen
 )
 
-// Causes are all of them.
-func Causes() []Cause {
-	return []Cause{CauseJoined, CauseLeft, CauseSubscription, CauseStrategy, CauseTopics, CauseOwners, CauseFound}
-}
+// Causes are all that a rebalance can have.
+func Causes() []rebalance.CauseKind { return append(rebalance.CauseKinds(), CauseOwners, CauseFound) }
 
 // ChangeKind tells what a GroupChange is.
 type ChangeKind string
@@ -84,9 +73,9 @@ type GroupChange struct {
 	Kind     ChangeKind
 	Revision int64
 	Text     string
-	Cause    Cause         // of a rebalance
-	Took     time.Duration // a rebalance that is over, or a partition without an owner so far
-	Topic    string        // of partitions without an owner
+	Cause    rebalance.CauseKind // of a rebalance
+	Took     time.Duration       // a rebalance that is over, or a partition without an owner so far
+	Topic    string              // of partitions without an owner
 	Numbers  []int32
 }
 
@@ -160,7 +149,7 @@ func (t *Tracker) Step(from, to time.Time, p *Picture) []GroupChange {
 			t.owned = before.Owners
 		}
 		say(GroupChange{Kind: ChangeRebalancing, Cause: cause, Text: "rebalancing: " + why})
-	} else if !t.began.IsZero() && cause != CauseOwners {
+	} else if !t.began.IsZero() && cause != CauseOwners && cause != rebalance.CauseTarget { // which follow from what was told
 		if t.cause == CauseOwners {
 			t.cause = cause // whoever leaves in order releases first
 		}
@@ -291,72 +280,14 @@ func (t *Tracker) Picture() *Picture { return t.picture }
 func (t *Tracker) State() State { return t.state }
 
 // difference tells what a rebalance that begins with this Picture is due to.
-func (t *Tracker) difference(p *Picture) (Cause, string) {
-	b := t.picture
-	if b == nil {
+func (t *Tracker) difference(p *Picture) (kind rebalance.CauseKind, text string) {
+	if t.picture == nil {
 		return CauseFound, "it was under way"
 	}
-	var joined, left []string
-	other := ""
-	was := map[string]bool{}
-	for _, m := range b.Snapshot.Members {
-		was[m.ID] = true
+	if kind = rebalance.KindOfCause(t.picture.Snapshot, p.Snapshot); kind == "" {
+		return CauseOwners, "owner keys changed"
 	}
-	for _, m := range p.Snapshot.Members {
-		switch {
-		case !was[m.ID]:
-			joined = append(joined, m.ID)
-		// The topics that a filter stands for change with the topics.
-		case !maps.Equal(b.Members[m.ID].Subscription, p.Members[m.ID].Subscription):
-			other = m.ID
-		}
-		delete(was, m.ID)
-	}
-	left = slices.Sorted(maps.Keys(was))
-	switch {
-	case len(joined) > 0:
-		return CauseJoined, members(joined, "joined")
-	case len(left) > 0:
-		return CauseLeft, members(left, "left")
-	case other != "":
-		return CauseSubscription, "member " + other + " subscribes to other topics"
-	case b.Strategy() != p.Strategy():
-		return CauseStrategy, "strategy " + p.Strategy() + ", was " + b.Strategy()
-	}
-	for _, topic := range slices.Sorted(maps.Keys(union(b.Snapshot.Topology, p.Snapshot.Topology))) {
-		old, is := b.Snapshot.Topology[topic], p.Snapshot.Topology[topic]
-		switch {
-		case old == nil:
-			return CauseTopics, "topic " + topic + " was created"
-		case is == nil:
-			return CauseTopics, "topic " + topic + " was deleted"
-		case len(old) != len(is):
-			return CauseTopics, fmt.Sprintf("topic %s has %d partitions, had %d", topic, len(is), len(old))
-		case !slices.Equal(old, is) || b.Snapshot.Incarnations[topic] != p.Snapshot.Incarnations[topic]:
-			return CauseTopics, "topic " + topic + " is another one"
-		}
-	}
-	return CauseOwners, "owner keys or the target record changed"
-}
-
-func union(a, b rebalance.Topology) rebalance.Topology {
-	u := maps.Clone(a)
-	if u == nil {
-		u = rebalance.Topology{}
-	}
-	maps.Copy(u, b)
-	return u
-}
-
-func members(ids []string, did string) string {
-	const most = 3
-	if len(ids) > most {
-		return fmt.Sprintf("%d members %s", len(ids), did)
-	}
-	if len(ids) > 1 {
-		return "members " + strings.Join(ids, ", ") + " " + did
-	}
-	return "member " + ids[0] + " " + did
+	return kind, rebalance.Cause(t.picture.Snapshot, p.Snapshot)
 }
 
 // seconds shows a length of time for people.

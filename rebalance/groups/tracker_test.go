@@ -106,7 +106,7 @@ func TestTracker(t *testing.T) {
 
 	// It leaves in order: it releases, then it is gone.
 	tr.disown("t", 1)
-	tr.tells(second, "rebalancing: (owners_changed) rebalancing: owner keys or the target record changed")
+	tr.tells(second, "rebalancing: (owners_changed) rebalancing: owner keys changed")
 	tr.dies("c")
 	tr.tells(second, "rebalancing: (member_left) rebalancing anew: member c left")
 	tr.ticks(4*second, "ownerless: t [1] ownerless for 1 s: d-0 is due it and has not claimed it; owned by c-0 before")
@@ -168,7 +168,7 @@ func TestTrackerOfStrategies(t *testing.T) {
 	tr.dies("b")
 	tr.tells(second, "divided: can be divided again")
 	tr.member("c", []string{"range"}, map[string]int32{"u": 1})
-	tr.tells(second, "strategy: strategy range, was roundrobin", "rebalancing: (member_joined) rebalancing: member c joined")
+	tr.tells(second, "strategy: strategy range, was roundrobin", "rebalancing: (strategy_changed) rebalancing: strategy changed to range; member c joined")
 }
 
 // Whatever happens, the time without owners never goes back, no more is counted than
