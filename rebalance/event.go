@@ -199,7 +199,8 @@ type Rebalanced struct {
 	Strategy string
 	Members  int
 	Share    int
-	Reason   string // what is different from the snapshot before, for people
+	Reason   string    // what is different from the snapshot before, for people
+	Kind     CauseKind // of Reason
 }
 
 // Refused tells that the group cannot be divided, and why: the member keeps what

@@ -173,14 +173,14 @@ func (m *Member) divide(now time.Duration) []Action {
 		return m.refuse(err.Error())
 	}
 	out := m.refuse("")
-	reason := "joined"
+	reason, kind := "joined", CauseJoined
 	if m.shared != nil {
-		reason = Cause(*m.shared, *s)
+		reason, kind = Cause(*m.shared, *s), KindOfCause(*m.shared, *s)
 	}
 	m.setShare(assignment.Of(m.id), reason)
 	m.shared = s
 	return append(out, Rebalanced{Revision: s.Revision, Strategy: assignment.Strategy,
-		Members: len(s.Members), Share: len(m.share), Reason: reason})
+		Members: len(s.Members), Share: len(m.share), Reason: reason, Kind: kind})
 }
 
 // refuse notes why the group cannot be divided, or with an empty reason that it can.

@@ -30,6 +30,7 @@ func (m *Membership) claim(s *registry.Session, a rebalance.Claim, note registry
 	results, revision, err := registry.Claim(ctx, m.store, s.Lease(), guard, claims, note)
 	answer := rebalance.ClaimAnswered{Number: a.Number, Revision: revision, Stale: errors.Is(err, registry.ErrStale)}
 	answer.Unknown = err != nil && !answer.Stale
+	m.meter.claimed(len(claims), results, answer)
 	for i, r := range results {
 		o := rebalance.ClaimOutcome{Mine: r.Holder == nil, Token: r.Token, Stream: a.Wants[i].Stream, Revision: r.Revision}
 		if string(r.Value) != string(claims[i].Value) {

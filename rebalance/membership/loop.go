@@ -18,6 +18,7 @@ func (m *Membership) close() {
 		o.cancel() // a Drain that goes on would be waited for
 	}
 	m.tasks.Wait()
+	m.meter.closed()
 	m.timer.Stop()
 }
 
@@ -144,6 +145,7 @@ func (m *Membership) step(e rebalance.Event) {
 	if len(begun) > 0 {
 		m.work.Begin(begun)
 	}
+	m.meter.stepped(m.store.Now(), m.owned)
 	if at, ok := m.member.Wake(); ok {
 		m.timer.Reset(max(at-m.store.Now(), 0))
 	}
@@ -184,6 +186,7 @@ func (m *Membership) act(a rebalance.Action) *Ownership {
 	case rebalance.Rebalanced:
 		m.strategy, m.revision = a.Strategy, a.Revision
 		m.log.Debug("rebalanced", "rev", a.Revision, "strategy", a.Strategy, "members", a.Members, "share", a.Share, "reason", a.Reason)
+		m.meter.rebalanced(m.store.Now(), a)
 		if f := m.cfg.Listener.Rebalanced; f != nil {
 			f(a)
 		}
@@ -223,6 +226,7 @@ func (m *Membership) lose(a rebalance.Lose) {
 	o.cancel()
 	delete(m.owned, o.Partition)
 	m.log.Warn("partition lost", "topic", a.Partition.Topic, "partition", a.Partition.Name(), "reason", a.Reason)
+	m.meter.lost()
 	m.work.Lost(o, a.Reason)
 }
 

@@ -7,7 +7,7 @@
 // actions out; session.go keeps the member registered; claim.go writes and deletes
 // owner keys, history.go what is told of them; watch.go follows those of others;
 // view.go is what is seen of the group; notice.go has the end of the process noticed;
-// ownership.go is what the Work holds.
+// metrics.go counts; ownership.go is what the Work holds.
 package membership
 
 import (
@@ -61,6 +61,8 @@ type Config struct {
 	Logger *slog.Logger // nil discards
 	// Listener hears of events; its functions must not block.
 	Listener Listener
+	// Metrics, which may be nil, counts; all memberships of a process share it.
+	Metrics *Metrics
 }
 
 // Subscription says which topics a member reads, and with how many streams: how
@@ -152,6 +154,8 @@ type Membership struct {
 	// wasRegistered: under any session; also read by those that register.
 	wasRegistered atomic.Bool
 
+	meter meter
+
 	leaving  bool
 	finished bool
 	err      error
@@ -202,7 +206,8 @@ func New(cfg Config) (*Membership, error) {
 	m := &Membership{cfg: cfg, group: cfg.Root.Group(cfg.Group), log: cfg.Logger.With("group", cfg.Group, "member", cfg.ID),
 		store: cfg.Store, member: rebalance.NewMember(cfg.ID), posts: make(chan func()),
 		owned: map[registry.Partition]*Ownership{}, watches: map[registry.Partition]context.CancelFunc{},
-		reported: map[string]bool{}, waits: map[registry.Partition]*wait{}, pruneFrom: pruneStart(cfg.ID)}
+		reported: map[string]bool{}, waits: map[registry.Partition]*wait{}, pruneFrom: pruneStart(cfg.ID),
+		meter: meter{metrics: cfg.Metrics, group: cfg.Group}}
 	return m, nil
 }
 
