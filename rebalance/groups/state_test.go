@@ -356,3 +356,26 @@ func TestPlanWithAnotherStrategy(t *testing.T) {
 		t.Errorf("%+v, %v", p, err)
 	}
 }
+
+// A member with a filter is shown with the topics that it stands for now.
+func TestFilterMember(t *testing.T) {
+	s := newStage(t)
+	s.topic("orders.eu", 1)
+	s.topic("orders.us", 1)
+	s.topic("audit", 1)
+	lease, err := s.st.Grant(t.Context(), time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.leases["a"] = lease.ID
+	s.put(s.paths.ID("a"), `{"version":1,"subscription":{"orders.*":1},"pattern":"white_list","timestamp":"1","strategy":["range"]}`, lease.ID)
+	s.own("a", 0, "orders.eu", 0)
+	s.says(groups.StateOwnerless, "orders.us/0 ownerless: a-0 is due it and has not claimed it; no owner before is known")
+	m := s.describe().Members[0]
+	if got := fmt.Sprint(m.Pattern, " ", show(m.Filter), " ", m.Subscription); got != "white_list orders.* map[orders.eu:1 orders.us:1]" {
+		t.Error(got)
+	}
+	s.own("a", 0, "orders.us", 0)
+	s.says(groups.StateStable)
+	s.verdict()
+}
