@@ -126,7 +126,7 @@ func newGroupMetrics(root registry.Root, r prometheus.Registerer) *groupMetrics 
 func (g *groupMetrics) run(ctx context.Context, st registry.Store, stall time.Duration, log *slog.Logger) {
 	var view *registry.View
 	for view == nil {
-		limited, cancel := context.WithTimeout(ctx, registryCallLimit)
+		limited, cancel := context.WithTimeout(ctx, startLimit) // many keys take their time
 		var err error
 		view, err = registry.OpenView(limited, st, []string{g.root.Topics(), g.root.Groups()},
 			registry.ViewOptions{Stall: stall, Logger: log}, func(s registry.Snapshot, events []registry.Event) { g.take(time.Now(), s.Revision, events) })
