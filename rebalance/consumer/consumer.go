@@ -91,6 +91,8 @@ type Config struct {
 	Logger *slog.Logger // nil discards
 	// Listener hears of events; its functions must not block.
 	Listener Listener
+	// Metrics, which may be nil, counts; all members of a process share it.
+	Metrics *membership.Metrics
 }
 
 // Listener is told what happens to a consumer. Nil functions are left out. They
@@ -220,7 +222,7 @@ func New(cfg Config, h Handler) (*Consumer, error) {
 	}
 	member, err := membership.New(membership.Config{Store: cfg.Store, Root: cfg.Root, Group: cfg.Group, ID: cfg.ID,
 		Subscription: subscription, Strategies: cfg.Strategies, SessionTimeout: cfg.SessionTimeout, LeaveTimeout: cfg.LeaveTimeout,
-		ComplaintPause: cfg.ComplaintPause, View: cfg.View, Watched: true, Logger: cfg.Logger,
+		ComplaintPause: cfg.ComplaintPause, View: cfg.View, Watched: true, Logger: cfg.Logger, Metrics: cfg.Metrics,
 		Listener: membership.Listener{Registered: cfg.Listener.Registered, Rebalanced: cfg.Listener.Rebalanced,
 			Waiting: cfg.Listener.Waiting, Refused: cfg.Listener.Refused}})
 	if err != nil {
