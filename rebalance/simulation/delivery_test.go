@@ -154,6 +154,7 @@ func (p *process) lose(a rebalance.Lose) {
 	o.lost = true
 	delete(p.table, a.Partition)
 	p.w.counts[losses]++
+	p.w.observer.revoked(o)
 	o.pump()
 }
 

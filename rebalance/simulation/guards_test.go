@@ -37,6 +37,7 @@ const (
 	machineDoubt
 	machineTarget
 	machineRefusal
+	keepFlowing
 	numGuards
 )
 
@@ -73,6 +74,7 @@ var guardNames = [numGuards]string{
 	machineWatchFrom:    "machine: an owner key is watched from its claim on",
 	machineDoubt:        "machine: a claim whose answer was lost is in doubt",
 	machineRefusal:      "machine: nothing is claimed in a group that cannot be divided",
+	keepFlowing:         "what does not move is not touched",
 	machineTarget:       "machine: a claim names the target that it follows",
 }
 

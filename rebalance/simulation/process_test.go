@@ -484,6 +484,16 @@ func (p *process) act(a rebalance.Action) *delivery {
 	case rebalance.Propose:
 		s := p.session
 		w.spawn(p, func(t *task) { p.propose(t, s, a) })
+	case rebalance.Rebalanced:
+		if w.off == keepFlowing {
+			for _, o := range p.deliveries() {
+				p.post(func() {
+					if !o.revoked && o.alive() {
+						p.step(rebalance.Fenced{Partition: o.partition, Token: o.token})
+					}
+				})
+			}
+		}
 	case rebalance.Refused:
 		w.counts[refusals]++
 		p.refused = a.Reason

@@ -62,6 +62,9 @@ const (
 	calmJoins
 	calmLeaves
 	calmPartitions
+	calmCrashes
+	calmBrokers
+	calmTopics
 	numCounts
 )
 
@@ -70,7 +73,7 @@ var countNames = [numCounts]string{"joins", "leaves", "crashes", "restarts at on
 	"brokers back", "logs trimmed", "watches cut", "late watches", "slow messages", "slow handlers", "lost replies", "late effects", "lost requests", "lost renewals",
 	"stale claims", "registered again", "fenced commits", "offsets out of range", "partitions lost", "owner keys claimed", "records handed over",
 	"records finished again", "commits admitted", "target records deleted by hand", "target records garbled", "targets written", "stale proposals", "refusals told", "members with a filter",
-	"outages of the registry", "suspends of all", "compactions", "calm joins", "calm leaves", "calm partitions"}
+	"outages of the registry", "suspends of all", "compactions", "calm joins", "calm leaves", "calm partitions", "calm crashes", "calm broker losses", "calm topics of no concern"}
 
 // result is what one run came to.
 type result struct {
@@ -490,11 +493,24 @@ func (w *world) calmChange() {
 	before := w.owners()
 	began := w.counts
 	w.observer.ended = map[ownership]int{}
-	kind := w.r.IntN(3)
-	if len(w.procs) < 2 && kind == 1 {
+	kind := w.r.IntN(6)
+	if len(w.procs) < 2 && (kind == 1 || kind == 3) {
 		kind = 0
 	}
+	bound := calmBound
 	switch kind {
+	case 3:
+		w.counts[calmCrashes]++
+		w.crash(w.someone())
+		bound += w.profile.ttl
+	case 4:
+		w.counts[calmBrokers]++
+		w.setBroker(1, false)
+		w.run(w.between(10*ms, sec))
+		w.setBroker(1, true)
+	case 5:
+		w.counts[calmTopics]++
+		w.createTopic(fmt.Sprintf("c%d", w.seq), 3)
 	case 0:
 		w.counts[calmJoins]++
 		w.join()
@@ -507,7 +523,7 @@ func (w *world) calmChange() {
 			w.addPartitions("a", 1)
 		}
 	}
-	w.settle(calmBound)
+	w.settle(bound)
 	after := w.owners()
 	for _, part := range sortedPartitions(after) {
 		is, was := after[part], before[part]
