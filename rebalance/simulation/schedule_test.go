@@ -56,6 +56,7 @@ const (
 	staleProposals
 	refusals
 	filters
+	sameIDs
 	outages
 	suspends
 	compactions
@@ -73,7 +74,7 @@ var countNames = [numCounts]string{"joins", "leaves", "crashes", "restarts at on
 	"brokers back", "logs trimmed", "watches cut", "late watches", "slow messages", "slow handlers", "lost replies", "late effects", "lost requests", "lost renewals",
 	"stale claims", "registered again", "fenced commits", "offsets out of range", "partitions lost", "owner keys claimed", "records handed over",
 	"records finished again", "commits admitted", "target records deleted by hand", "target records garbled", "targets written", "stale proposals", "refusals told", "members with a filter",
-	"outages of the registry", "suspends of all", "compactions", "calm joins", "calm leaves", "calm partitions", "calm crashes", "calm broker losses", "calm topics of no concern"}
+	"second processes with an id", "outages of the registry", "suspends of all", "compactions", "calm joins", "calm leaves", "calm partitions", "calm crashes", "calm broker losses", "calm topics of no concern"}
 
 // result is what one run came to.
 type result struct {
@@ -320,7 +321,18 @@ func (w *world) disturb() {
 		w.join()
 		return
 	}
-	switch w.r.IntN(25) {
+	switch w.r.IntN(26) {
+	case 25:
+		// A process stands so long that another is started in its place, and goes on.
+		if w.named(p.id) == 1 {
+			w.counts[sameIDs]++
+			p.stop(w.profile.ttl + w.between(0, w.profile.ttl))
+			w.after(w.between(0, w.profile.ttl), func() {
+				if w.profile.storming && w.named(p.id) == 1 {
+					w.start(p.id, p.record, p.largest)
+				}
+			})
+		}
 	case 23:
 		w.counts[outages]++
 		w.outage = w.now + w.between(100*ms, w.profile.ttl*3/2)
@@ -364,7 +376,11 @@ func (w *world) disturb() {
 	case 5:
 		w.crash(p)
 		w.counts[restarts]++
-		w.after(w.between(0, sec), func() { w.start(p.id, p.record, p.largest) })
+		w.after(w.between(0, sec), func() {
+			if w.named(p.id) == 0 {
+				w.start(p.id, p.record, p.largest)
+			}
+		})
 	case 6, 7, 8:
 		w.counts[longStops]++
 		p.stop(w.profile.ttl + w.between(-500*ms, w.profile.ttl))
@@ -436,6 +452,16 @@ func (w *world) disturb() {
 	}
 }
 
+// named is how many processes have an id.
+func (w *world) named(id string) (n int) {
+	for _, p := range w.procs {
+		if p.id == id {
+			n++
+		}
+	}
+	return n
+}
+
 func sortedWatches(m map[registry.Partition]*ownerWatch) (list []registry.Partition) {
 	for p := range m {
 		list = append(list, p)
@@ -477,6 +503,15 @@ func (w *world) settle(bound time.Duration) time.Duration {
 // calm waits until all that went wrong is over, and mended.
 func (w *world) calm() time.Duration {
 	w.tell("no more faults from here")
+	if slices.ContainsFunc(w.procs, func(p *process) bool { return w.named(p.id) > 1 }) {
+		// One of them cannot come in, and is taken away.
+		w.run(maxLate)
+		for _, p := range slices.Clone(w.procs) {
+			if w.named(p.id) > 1 && !p.registered {
+				w.crash(p)
+			}
+		}
+	}
 	quiet := w.settle(quietBound)
 	// What is still under way of the storm may come late.
 	w.run(maxLate)
