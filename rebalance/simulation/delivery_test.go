@@ -151,10 +151,10 @@ func (p *process) lose(a rebalance.Lose) {
 	if o == nil || o.token != a.Token {
 		return
 	}
+	p.w.observer.lost(o, a.Reason)
 	o.lost = true
 	delete(p.table, a.Partition)
 	p.w.counts[losses]++
-	p.w.observer.revoked(o)
 	o.pump()
 }
 

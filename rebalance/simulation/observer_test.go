@@ -142,6 +142,19 @@ func (b *observer) released(o *delivery) {
 	}
 }
 
+// lost is a partition that a member believes to have lost: its owner key must be
+// another, or gone, or older than its topic.
+func (b *observer) lost(o *delivery, reason string) {
+	b.revoked(o)
+	if o.session.over {
+		return
+	}
+	kv, _ := b.w.owner(b.w.group.Owner(o.partition))
+	if kv != nil && kv.CreateRevision == o.token && kv.Lease == o.session.lease && o.token >= b.w.topics[o.partition.Topic].CreateRevision {
+		b.w.fail("%s believes that %s is lost (%s), and still has its owner key", o.p.id, o.partition, reason)
+	}
+}
+
 func (b *observer) revoked(o *delivery) {
 	if b.ended != nil {
 		b.ended[o.ownership()]++

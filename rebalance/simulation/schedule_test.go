@@ -507,7 +507,7 @@ func (w *world) calm() time.Duration {
 		// One of them cannot come in, and is taken away.
 		w.run(maxLate)
 		for _, p := range slices.Clone(w.procs) {
-			if w.named(p.id) > 1 && !p.registered {
+			if w.named(p.id) > 1 && (p.session == nil || w.ids[p.id].Lease != p.session.lease) {
 				w.crash(p)
 			}
 		}
