@@ -735,5 +735,8 @@ func eventText(e rebalance.Event) string {
 }
 
 func actionText(a rebalance.Action) string {
+	if p, ok := a.(rebalance.Propose); ok {
+		return fmt.Sprintf("Propose %d, from the group at %d, in place of the one of %d: %s", p.Number, p.Snapshot, p.Replace, p.Value)
+	}
 	return fmt.Sprintf("%T%+v", a, a)[len("rebalance."):]
 }

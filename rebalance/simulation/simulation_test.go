@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"runtime/debug"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -88,6 +89,27 @@ func TestSchedules(t *testing.T) {
 	for c, times := range total.counts {
 		if times == 0 && n >= 1000 {
 			t.Errorf("%s: never happened", countNames[c])
+		}
+	}
+}
+
+// A seed tells all: what happens is the same each time.
+func TestSameSeed(t *testing.T) {
+	for seed := range uint64(20) {
+		var told [2]strings.Builder
+		for i := range told {
+			if r := simulate(seed+1, none, func(text string) { told[i].WriteString(text + "\n") }); r.failure != "" {
+				t.Fatalf("seed %d: %s", r.seed, r.failure)
+			}
+		}
+		first, second := strings.Split(told[0].String(), "\n"), strings.Split(told[1].String(), "\n")
+		for i := range min(len(first), len(second)) {
+			if first[i] != second[i] {
+				t.Fatalf("seed %d is another one the second time:\n%s\n%s", seed+1, first[i], second[i])
+			}
+		}
+		if len(first) != len(second) {
+			t.Fatalf("seed %d tells %d lines, and then %d", seed+1, len(first), len(second))
 		}
 	}
 }
