@@ -77,7 +77,7 @@ func (m *Member) proposeAnswered(now time.Duration, e ProposeAnswered) []Action 
 	m.proposal = nil
 	if e.Stale || e.Unknown {
 		m.expectTarget(now)
-		if m.expecting && (e.Unknown || m.snapshot.Revision == p.Snapshot) {
+		if m.expecting && m.snapshot.Revision == p.Snapshot {
 			// From the same snapshot it would be refused again, or fail again.
 			m.proposeAt = max(m.proposeAt, now+m.retrying)
 			m.retrying = min(2*m.retrying, maxRetryPause)
