@@ -4,7 +4,9 @@
 //
 // How it is made: package membership owns the partitions; driver.go is the work
 // that it is given; start.go finds where to begin; fetch.go reads from the brokers;
-// delivery.go hands over; commit.go commits.
+// delivery.go hands over, to a handler or by stream.go; progress.go knows what is
+// finished; commit.go commits. filter.go makes one expression of what to include and
+// what not; control.go is what an application may ask for meanwhile.
 package consumer
 
 import (

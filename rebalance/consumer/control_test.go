@@ -101,6 +101,10 @@ func TestSeek(t *testing.T) {
 		}
 		o.feedFor(old.number, 15, 20) // on its way when the place changed
 		b.d.fetch.again(old, 100)     // likewise
+		o.queue.push(queued{number: old.number, reset: true, offset: 100}, 1<<20)
+		if s := b.d.fetch.want[o.number()]; s.offset != 3 {
+			t.Errorf("after a restart from before it is read from %d", s.offset)
+		}
 		b.fetched(o, 3, 5)
 		h.is(t, "[0@10 0@11 0@12 0@3 0@4]")
 		time.Sleep(time.Second)
@@ -135,9 +139,24 @@ func TestSeekWithARecordHeld(t *testing.T) {
 		synctest.Wait()
 		b.fetched(o, 10, 12)
 		synctest.Wait()
+		before := done
+		b.must(b.d.c.Seek(part(0), 10))
+		b.fetched(o, 10, 11)
+		h.is(t, "[0@10 0@11 0@10]")
+		again := done
+		done = before
+		done(nil) // of the same offset, and not the one that is asked for
+		if next := o.next.Load(); next != 10 {
+			t.Errorf("next is %d", next)
+		}
+		again(nil)
+		done = nil
+		b.must(b.d.c.Seek(part(0), 10))
+		b.fetched(o, 10, 11)
+		synctest.Wait()
 		b.must(b.d.c.Seek(part(0), 20))
 		b.fetched(o, 20, 21)
-		h.is(t, "[0@10 0@11 0@20]")
+		h.is(t, "[0@10 0@11 0@10 0@10 0@20]")
 		if next := o.next.Load(); next != 21 {
 			t.Errorf("next is %d", next)
 		}
