@@ -282,3 +282,67 @@ func TestRefused(t *testing.T) {
 		a.nothingLeft()
 	})
 }
+
+// misnamed puts, before the first claim of a partition, the owner key of another
+// stream of the claimer: what an earlier claim may have left whose reply was lost.
+type misnamed struct {
+	registry.Store
+	prefix string
+	done   bool
+}
+
+func (s *misnamed) Txn(ctx context.Context, t registry.Txn) (registry.TxnResult, error) {
+	if len(t.Then) > 0 && t.Then[0].Kind == registry.OpPut && strings.HasPrefix(t.Then[0].Key, s.prefix) && !s.done {
+		s.done = true
+		put := t.Then[0]
+		if _, err := s.Store.Txn(ctx, registry.Txn{Then: []registry.Op{registry.Put(put.Key, []byte("c1-7"), put.Lease)}}); err != nil {
+			return registry.TxnResult{}, err
+		}
+	}
+	return s.Store.Txn(ctx, t)
+}
+
+// An owner key of ours that names another stream is not taken for the one that is due.
+func TestOwnKeyOfAnotherStream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newArena(t)
+		a.topic("t", 1)
+		m := a.join(membership.Config{ID: "c1", Store: &misnamed{Store: a.st, prefix: a.group.Owners()}}, nil)
+		a.ownedAs(time.Second, "t/0:c1-0")
+		if got := m.story(); got != "begin 0" {
+			t.Errorf("told: %s", got)
+		}
+		m.leave()
+		a.nothingLeft()
+	})
+}
+
+// A member that has been registered goes on though another process lives under its
+// id, and is back when that has gone.
+func TestIDTakenLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newArena(t)
+		a.topic("t", 1)
+		m := a.join(membership.Config{ID: "c1"}, nil)
+		a.ownedAs(time.Second, "t/0:c1-0")
+		thief, err := registry.OpenSession(t.Context(), a.st, registry.SessionOptions{})
+		a.must(err)
+		mine := a.list(a.group.ID("c1"))[0]
+		a.write(registry.Delete(mine.Key))
+		a.write(registry.Put(mine.Key, mine.Value, thief.Lease()))
+		time.Sleep(5 * registry.DefaultTTL)
+		select {
+		case <-m.done:
+			t.Fatalf("it has left: %v", m.err)
+		default:
+		}
+		a.ownedAs(0, "t/0:c1-0") // its lease lives, and so does what it owns
+		a.must(thief.Close(t.Context()))
+		time.Sleep(5 * time.Second)
+		if kvs := a.list(a.group.ID("c1")); len(kvs) != 1 || kvs[0].Lease != mine.Lease {
+			t.Errorf("registered: %v", kvs)
+		}
+		m.leave()
+		a.nothingLeft()
+	})
+}
