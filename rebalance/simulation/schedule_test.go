@@ -481,7 +481,7 @@ func (w *world) crash(p *process) {
 // a handler that takes as long; and after a change where nothing goes wrong.
 const (
 	quietBound = 60 * sec
-	calmBound  = 10 * sec
+	calmBound  = 2 * sec
 	glance     = 250 * ms
 )
 
