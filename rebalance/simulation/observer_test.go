@@ -21,6 +21,8 @@ type observer struct {
 	// excused are ownerships that somebody ended by hand: until its member has heard of
 	// it, it may hand over what another one owns by now. Its commits may not be admitted.
 	excused map[ownership]time.Duration
+	// born is when each topic was created last, whether or not it is there.
+	born map[string]int64
 	// spoiled are topics that were deleted by their record only.
 	spoiled map[string]bool
 	// releasing is what the release that takes effect now asks for.
@@ -150,7 +152,7 @@ func (b *observer) lost(o *delivery, reason string) {
 		return
 	}
 	kv, _ := b.w.owner(b.w.group.Owner(o.partition))
-	if kv != nil && kv.CreateRevision == o.token && kv.Lease == o.session.lease && o.token >= b.w.topics[o.partition.Topic].CreateRevision {
+	if kv != nil && kv.CreateRevision == o.token && kv.Lease == o.session.lease && o.token >= b.born[o.partition.Topic] {
 		b.w.fail("%s believes that %s is lost (%s), and still has its owner key", o.p.id, o.partition, reason)
 	}
 }
@@ -327,6 +329,7 @@ func (b *observer) topicsChanged() {
 	there := map[registry.Partition]bool{}
 	for _, name := range sortedKeys(w.topics) {
 		created := w.topics[name].CreateRevision
+		b.born[name] = created
 		for _, p := range w.lists[name] {
 			there[p] = true
 			l := b.logs[p]

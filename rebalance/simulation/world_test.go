@@ -147,7 +147,7 @@ func newWorld(seed uint64) *world {
 	w.seen = w.twin.Revision()
 	w.group = w.root.Group("g")
 	w.reader = rebalance.NewReader(w.root, w.group, "")
-	w.observer = observer{w: w, logs: map[registry.Partition]*plog{}, excused: map[ownership]time.Duration{}, spoiled: map[string]bool{}}
+	w.observer = observer{w: w, logs: map[registry.Partition]*plog{}, excused: map[ownership]time.Duration{}, spoiled: map[string]bool{}, born: map[string]int64{}}
 	return w
 }
 
