@@ -99,7 +99,11 @@ func printGroup(w io.Writer, d *groups.Description, now time.Time) {
 		if r.Standing != groups.StandingRight && d.Refusal == nil {
 			due = or(r.Due, "none")
 		}
-		row(w, r.Topic, r.Partition, r.Broker, or(r.Offset, "none"), or(r.LogEnd, "-"), or(r.Lag, "-"), ownerText(r), or(r.Host, "-"),
+		offset := or(r.Offset, "none")
+		if r.NoLog {
+			offset = or(r.Offset, "-")
+		}
+		row(w, r.Topic, r.Partition, r.Broker, offset, or(r.LogEnd, "-"), or(r.Lag, "-"), ownerText(r), or(r.Host, "-"),
 			age(r.Since, now), due)
 	}
 }

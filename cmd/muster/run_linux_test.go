@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -373,6 +374,23 @@ func TestRunStopped(t *testing.T) {
 	g.noTwoAtOnce()
 }
 
+// A member that is killed while its watchdog is stopped: the kernel wakes that.
+func TestRunKilledWhileTheWatchdogIsStopped(t *testing.T) {
+	g := newRunGroup(t)
+	first := g.run("--", "sh", "-c", worker)
+	g.atWork(time.Time{})
+	if err := syscall.Kill(first.watchdog(), syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	first.signal(syscall.SIGKILL)
+	died := time.Now()
+	g.run("--", "sh", "-c", worker)
+	if n := g.atWork(died); n != 8 {
+		t.Errorf("%d children, want 8", n)
+	}
+	g.noTwoAtOnce()
+}
+
 // When the watchdog is killed, or stopped, its children end before others are started.
 func TestRunWithoutWatchdog(t *testing.T) {
 	for name, sig := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "stopped": syscall.SIGSTOP} {
@@ -398,6 +416,81 @@ func TestRunWithoutWatchdog(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Three members to whom and to whose watchdogs things happen, several at a time: at no
+// moment two children of a partition, and in the end one of each.
+func TestRunRandomly(t *testing.T) {
+	seed := rand.Uint64()
+	r := rand.New(rand.NewPCG(seed, 0))
+	t.Logf("seed %d", seed)
+	g := newRunGroup(t)
+	start := func() *member { return g.run("--", "sh", "-c", worker) }
+	members := []*member{start(), start(), start()}
+	g.atWork(time.Time{})
+	stopped := map[int]bool{}
+	type injury struct {
+		watchdog int
+		sig      syscall.Signal
+		at       time.Time
+	}
+	hurt := map[*member]injury{}
+	// One of the two processes must be there to look after the children. What happens to
+	// the first one while it is about to replace the second is not covered.
+	healed := func(m *member) {
+		if h, ok := hurt[m]; ok {
+			g.eventually("no other watchdog", func() bool { return m.watchdog() != h.watchdog })
+			delete(hurt, m)
+		}
+	}
+	for range 25 {
+		time.Sleep(time.Duration(r.IntN(800)) * time.Millisecond) // the pace of events, not a wait for anything
+		i := r.IntN(len(members))
+		m := members[i]
+		if stopped[i] {
+			m.signal(syscall.SIGCONT)
+			delete(stopped, i)
+			continue
+		}
+		what := r.IntN(6)
+		t.Log(time.Now().Format("05.000"), []string{"kill", "stop", "stop", "watchdog killed", "watchdog stopped", "leave"}[what], m.cmd.Process.Pid)
+		switch what {
+		case 0:
+			if h := hurt[m]; h.sig != syscall.SIGSTOP || time.Since(h.at) > 500*time.Millisecond {
+				healed(m)
+			}
+			m.signal(syscall.SIGKILL)
+			members[i] = start()
+		case 1, 2:
+			healed(m)
+			m.signal(syscall.SIGSTOP)
+			stopped[i] = true
+		case 3, 4:
+			healed(m)
+			h := injury{m.watchdog(), map[int]syscall.Signal{3: syscall.SIGKILL, 4: syscall.SIGSTOP}[what], time.Now()}
+			hurt[m] = h
+			_ = syscall.Kill(h.watchdog, h.sig)
+		case 5:
+			m.signal(syscall.SIGTERM)
+			if status := m.wait(); status != 0 {
+				t.Errorf("exit status %d", status)
+			}
+			members[i] = start()
+		}
+	}
+	for i := range stopped {
+		members[i].signal(syscall.SIGCONT)
+	}
+	g.eventually("partitions without a child at work", func() bool {
+		at := map[int]int{}
+		for _, s := range g.spans() {
+			if time.Since(s.last) < 300*time.Millisecond && len(s.pids) == 2 {
+				at[s.partition]++
+			}
+		}
+		return len(at) == 4
+	})
+	g.noTwoAtOnce()
 }
 
 // A child that ends is started again, not at once; nothing of the one before is left.
@@ -489,6 +582,26 @@ func TestRunSecondSignal(t *testing.T) {
 	if keys := g.ownerKeys(); len(keys) > 0 {
 		t.Errorf("left: %v", keys)
 	}
+}
+
+// A group of muster run is like any other to those who look at it.
+func TestRunSeen(t *testing.T) {
+	g := newRunGroup(t)
+	m := g.run("--streams", "2", "--", "sleep", "100")
+	g.eventually("not all are up", func() bool { return strings.Count(m.err.String(), "child started") == 4 })
+	for _, c := range []struct{ args, says string }{
+		{"groups describe g", " 0 - - - "},
+		{"groups describe g -o json", `"no_log": true`},
+		{"groups verify g", ""},
+		{"registry doctor", ""},
+	} {
+		status, stdout, stderr := call(t, append(strings.Fields(c.args), "--etcd-endpoints", g.st.Endpoint)...)
+		if status != 0 || !strings.Contains(strings.Join(strings.Fields(stdout), " "), strings.TrimSpace(c.says)) {
+			t.Errorf("%s: status %d, %s%s", c.args, status, stdout, stderr)
+		}
+	}
+	m.signal(syscall.SIGTERM)
+	m.wait()
 }
 
 // What a child is told.

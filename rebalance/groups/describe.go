@@ -45,6 +45,7 @@ type Row struct {
 	Topic     string  `json:"topic"`
 	Partition int32   `json:"partition"`
 	Broker    int32   `json:"broker"` // home
+	NoLog     bool    `json:"no_log"` // there is nothing that could have an offset
 	Offset    *int64  `json:"offset"`
 	LogEnd    *int64  `json:"log_end"`
 	Lag       *int64  `json:"lag"`
@@ -80,6 +81,7 @@ func Describe(ctx context.Context, st registry.Store, root registry.Root, group 
 	d := describer{picture: p, paths: root.Group(group), rows: map[registry.Partition]*Row{}, bad: bad}
 	d.readPlaces(keys)
 	d.readOffsets(keys)
+	d.readTopics(root, topics)
 	return d.finish(ctx, ends), d.bad, nil
 }
 
@@ -201,6 +203,20 @@ func (d *describer) readOffsets(keys []registry.KV) {
 	}
 }
 
+// readTopics marks the partitions that are only owned. Records that cannot be read
+// have been told of.
+func (d *describer) readTopics(root registry.Root, topics []registry.KV) {
+	without := map[string]bool{}
+	for _, kv := range topics {
+		if name, rec, ok, err := root.ParseTopic(kv); ok && err == nil {
+			without[name] = rec.NoLog
+		}
+	}
+	for p, r := range d.rows {
+		r.NoLog = without[p.Topic]
+	}
+}
+
 func (d *describer) finish(ctx context.Context, ends LogEnds) *Description {
 	p := d.picture
 	out := &Description{Group: p.Group, Revision: p.Revision, State: d.state, Members: d.members(), Partitions: []Row{}}
@@ -214,7 +230,7 @@ func (d *describer) finish(ctx context.Context, ends LogEnds) *Description {
 	partitions := slices.SortedFunc(maps.Keys(d.rows), registry.ComparePartitions)
 	var logEnds map[registry.Partition]int64
 	if ends != nil {
-		logEnds = ends(ctx, partitions)
+		logEnds = ends(ctx, slices.DeleteFunc(slices.Clone(partitions), func(p registry.Partition) bool { return d.rows[p].NoLog }))
 	}
 	for _, p := range partitions {
 		r := d.rows[p]

@@ -41,8 +41,10 @@ func startKeeper(cfg *Config) (*keeper, error) {
 		reports: make(chan report, 100), ended: make(chan struct{})}
 	k.cmd.Stdout, k.cmd.Stderr, k.cmd.WaitDelay = cfg.Stdout, cfg.Stderr, answerWait
 	k.cmd.ExtraFiles = []*os.File{commandsFD - 3: commands, reportsFD - 3: fromWatchdog}
-	// In a session of its own it is not stopped with the first process from a terminal.
-	k.cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true}
+	// In a session of its own it is not stopped with the first process from a terminal. And
+	// when that dies while the watchdog is stopped for another reason, the kernel wakes
+	// it. (It does so as well when only the thread ends that comes by here; no harm.)
+	k.cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true, Pdeathsig: unix.SIGCONT}
 	if err := k.cmd.Start(); err != nil {
 		toWatchdog.Close()
 		reports.Close()
