@@ -135,6 +135,7 @@ func New(cfg Config) (*Runner, error) {
 // cannot be started or, with the policy Stop, where a child has failed: after leaving
 // in the same order.
 func (r *Runner) Run(ctx context.Context) error {
+	defer close(r.ended)
 	if !strings.Contains(r.cfg.Command[0], "{") {
 		path, err := exec.LookPath(r.cfg.Command[0])
 		if err != nil {
@@ -163,6 +164,9 @@ func (r *Runner) Run(ctx context.Context) error {
 			done = true
 			r.fail(err)
 			r.holds(-1)
+			if len(r.units) > 0 {
+				r.log.Warn("left the group; waiting for the end of children that were killed", "children", len(r.units))
+			}
 		case f := <-r.posts:
 			f()
 		case p, ok := <-reports:
@@ -178,7 +182,6 @@ func (r *Runner) Run(ctx context.Context) error {
 		}
 		r.setTimer()
 	}
-	close(r.ended)
 	if r.keeper != nil {
 		r.keeper.close()
 	}

@@ -110,3 +110,16 @@ func TestRunnerKillsAWatchdogThatDoesNotKill(t *testing.T) {
 	endSecond()
 	b.r.Revoked(second)
 }
+
+// A Hurry that comes when Run has ended, or could not begin, does not wait for it.
+func TestRunnerHurriesAtAnyTime(t *testing.T) {
+	r, err := New(Config{Command: []string{"/nosuch/program"}, Watchdog: []string{"/nosuch/watchdog"},
+		Membership: membership.Config{Store: memory.New(), Group: "g", Subscription: membership.Subscription{Topics: map[string]int32{"t": 1}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Run(t.Context()); err == nil {
+		t.Error("a program that is not there can be run")
+	}
+	r.Hurry()
+}

@@ -108,6 +108,9 @@ func (w *watchdog) serve(commands <-chan command, exits <-chan os.Signal) error 
 		select {
 		case c, ok := <-commands:
 			if !ok {
+				for _, p := range w.children {
+					_ = unix.Kill(-p.pid, unix.SIGKILL) // at once; then whatever else there is
+				}
 				return sweep()
 			}
 			w.obey(&c)
