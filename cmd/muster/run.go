@@ -27,7 +27,7 @@ func runCommand() *cli.Command {
 		&cli.StringFlag{Name: "group", EnvVars: env("group"), Usage: "consumer group"},
 		&cli.StringSliceFlag{Name: "topic", Usage: "topic whose partitions are to be owned; may be repeated"},
 		&cli.IntFlag{Name: "streams", Value: 1, Usage: "how many members this one counts as when partitions are divided"},
-		&cli.StringFlag{Name: "strategy", Usage: "one of those of muster consume (default: range)"},
+		&cli.StringFlag{Name: "strategy", Usage: "how the group divides partitions, as for muster consume (default: range)"},
 		&cli.DurationFlag{Name: "grace", Value: defaultGrace, Usage: "how long a child has to stop after SIGTERM, before it is killed"},
 		&cli.StringFlag{Name: "on-exit", Value: string(runner.Restart), Usage: "when a child ends by itself: restart, restart-on-failure or stop"},
 		&cli.BoolFlag{Name: "prefix", Usage: "begin each line that a child prints with its topic and partition"},
@@ -95,10 +95,7 @@ func runChildren(c *cli.Context) error {
 		topics[topic] = int32(min(max(c.Int("streams"), -1), 1<<30))
 	}
 	cfg.Membership = membership.Config{Group: c.String("group"), ID: c.String("id"), SessionTimeout: c.Duration("session-timeout"),
-		Subscription: membership.Subscription{Topics: topics}}
-	if s := c.String("strategy"); s != "" {
-		cfg.Membership.Strategies = []string{s}
-	}
+		Subscription: membership.Subscription{Topics: topics}, Strategies: list(c.String("strategy"))}
 	return withClient(c, func(ctx context.Context, cl *client) error {
 		cfg.Membership.Store, cfg.Membership.Root, cfg.Membership.Logger = cl.store, cl.root, cl.log
 		r, err := runner.New(cfg)

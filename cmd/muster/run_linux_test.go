@@ -587,7 +587,7 @@ func TestRunSecondSignal(t *testing.T) {
 // A group of muster run is like any other to those who look at it.
 func TestRunSeen(t *testing.T) {
 	g := newRunGroup(t)
-	m := g.run("--streams", "2", "--", "sleep", "100")
+	m := g.run("--streams", "2", "--strategy", "sticky,range", "--", "sleep", "100")
 	g.eventually("not all are up", func() bool { return strings.Count(m.err.String(), "child started") == 4 })
 	for _, c := range []struct{ args, says string }{
 		{"groups describe g", " 0 - - - "},

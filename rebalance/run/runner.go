@@ -21,7 +21,8 @@ import (
 
 // Config describes a run.
 type Config struct {
-	// Membership is the group to be a member of. Its LeaveTimeout is set by the run.
+	// Membership is the group to be a member of. The run sets its LeaveTimeout and
+	// Watched.
 	Membership membership.Config
 	// Command is the program and its arguments. {partition}, {topic}, {group} and
 	// {fence} in them are replaced.
@@ -113,6 +114,9 @@ func New(cfg Config) (*Runner, error) {
 		return nil, fmt.Errorf("on exit %q: want %s, %s or %s", cfg.OnExit, Restart, RestartOnFailure, Stop)
 	}
 	cfg.Membership.LeaveTimeout = cfg.Grace + leaveMargin
+	// A daemon that revoked the lease as soon as this process has ended would be faster
+	// than the watchdog, which does it when the children are dead.
+	cfg.Membership.Watched = false
 	r := &Runner{posts: make(chan func()), ended: make(chan struct{}), starting: map[uint64]bool{}, units: map[*unit]struct{}{},
 		byID: map[uint64]*unit{}, turns: map[registry.Partition][]*unit{}, timer: time.NewTimer(time.Hour)}
 	registered := cfg.Membership.Listener.Registered
