@@ -22,15 +22,15 @@ func TestDoctorFindsTenFaults(t *testing.T) {
 	if status, out, _ := ask(t, "", "registry", "doctor", "--settle", settle); status != 0 || !strings.HasPrefix(out, "healthy: ") {
 		t.Fatalf("a fresh daemon: status %d, %s", status, out)
 	}
-	if status, _, stderr := ask(t, "", "topics", "create", "orders", "--partitions", "4"); status != 0 {
+	if status, _, stderr := ask(t, "", "topics", "create", "repaired", "--partitions", "4"); status != 0 {
 		t.Fatal(stderr)
 	}
 	awaitTopic(t, st, root, 4)
 	alive, ghost, other := keptAlive(t, st), keptAlive(t, st), keptAlive(t, st)
 	g := root.Group("shop")
-	p := func(n int32) registry.Partition { return registry.Partition{Topic: "orders", Home: 1, Number: n} }
+	p := func(n int32) registry.Partition { return registry.Partition{Topic: "repaired", Home: 1, Number: n} }
 	gone := registry.Partition{Topic: "gone", Home: 1}
-	record := `{"version":1,"subscription":{"orders":1},"pattern":"static","timestamp":"1","strategy":["range"]}`
+	record := `{"version":1,"subscription":{"repaired":1},"pattern":"static","timestamp":"1","strategy":["range"]}`
 	plant(t, st, g.ID("c1"), record, alive.Lease())
 	for _, o := range []struct {
 		n     int32
@@ -51,9 +51,9 @@ func TestDoctorFindsTenFaults(t *testing.T) {
 		{"unreadable-record", root.Topic("odd"), false},
 		{"offset-past-log-end", g.Offset(p(0)), false},
 		{"offset-below-zero", g.Offset(p(1)), true},
-		{"partition-state-missing", root.PartitionState("orders", 3), true},
+		{"partition-state-missing", root.PartitionState("repaired", 3), true},
 		{"broker-silent", root.Broker(7), false},
-		{"state-unknown-leader", root.PartitionState("orders", 2), true},
+		{"state-unknown-leader", root.PartitionState("repaired", 2), true},
 		{"offset-of-deleted-topic", g.Offset(gone), true},
 		{"owner-of-deleted-topic", g.Owner(gone), true},
 	}
@@ -61,9 +61,9 @@ func TestDoctorFindsTenFaults(t *testing.T) {
 	plant(t, st, root.Topic("odd"), "not a record", 0)
 	plant(t, st, g.Offset(p(0)), "17", 0)
 	plant(t, st, g.Offset(p(1)), "-1", 0)
-	del(t, st, root.PartitionState("orders", 3))
+	del(t, st, root.PartitionState("repaired", 3))
 	plant(t, st, root.Broker(7), silent, other.Lease())
-	plant(t, st, root.PartitionState("orders", 2), `{"version":1,"leader":9,"leader_epoch":0,"isr":[1]}`, 0)
+	plant(t, st, root.PartitionState("repaired", 2), `{"version":1,"leader":9,"leader_epoch":0,"isr":[1]}`, 0)
 	plant(t, st, g.Offset(gone), "3", 0)
 	plant(t, st, g.Owner(gone), "c1-0", alive.Lease())
 
@@ -129,12 +129,12 @@ func TestDoctorFindsTenFaults(t *testing.T) {
 	}
 }
 
-// awaitTopic waits until the daemon serves the partitions of topic orders.
+// awaitTopic waits until the daemon serves the partitions of topic repaired.
 func awaitTopic(t *testing.T, st registry.Store, root registry.Root, partitions int) {
 	t.Helper()
 	var list []registry.Partition
 	for n := range int32(partitions) {
-		list = append(list, registry.Partition{Topic: "orders", Home: 1, Number: n})
+		list = append(list, registry.Partition{Topic: "repaired", Home: 1, Number: n})
 	}
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		if len(groups.AskBrokers(st, root)(t.Context(), list)) == partitions {
@@ -169,7 +169,7 @@ func TestCase53(t *testing.T) {
 		t.Fatal(err)
 	}
 	session := keptAlive(t, st)
-	p := registry.Partition{Topic: "orders", Home: 1}
+	p := registry.Partition{Topic: "repaired", Home: 1}
 	plant(t, st, root.Group("oldlive").ID("c1"), "{}", session.Lease())
 	plant(t, st, root.Group("oldlive").Offset(p), "5", 0)
 	for n := range int32(900) {
