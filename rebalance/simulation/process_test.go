@@ -159,7 +159,6 @@ type session struct {
 	lease    registry.LeaseID
 	ttl      time.Duration
 	deadline time.Duration
-	sent     time.Duration
 	over     bool
 }
 
@@ -613,7 +612,6 @@ type ownerWatch struct {
 	next      time.Duration
 	ended     bool // nobody wants it
 	broken    bool // it hears nothing
-	began     bool
 }
 
 func (p *process) watch(a rebalance.Watch) {
