@@ -493,6 +493,13 @@ func (p *process) commit(t *task, list []*delivery) {
 			send = append(send, offsets.Commit{Partition: o.partition, Offset: o.next, Token: o.token, Previous: o.committed.Revision})
 		}
 	}
+	if p.w.off == commitFinished {
+		for i, o := range owners {
+			if o.inHand {
+				send[i].Offset++
+			}
+		}
+	}
 	t.within(callLimit)
 	outcomes, _ := p.offsets.Commit(ctx, send)
 	for i, out := range outcomes {

@@ -38,6 +38,8 @@ const (
 	machineTarget
 	machineRefusal
 	keepFlowing
+	commitFinished
+	leaveInOrder
 	numGuards
 )
 
@@ -75,6 +77,8 @@ var guardNames = [numGuards]string{
 	machineDoubt:        "machine: a claim whose answer was lost is in doubt",
 	machineRefusal:      "machine: nothing is claimed in a group that cannot be divided",
 	keepFlowing:         "what does not move is not touched",
+	commitFinished:      "a commit covers what was finished, not what was handed over",
+	leaveInOrder:        "a member that leaves takes its registration away",
 	machineTarget:       "machine: a claim names the target that it follows",
 }
 

@@ -365,6 +365,10 @@ func (p *process) leave() {
 }
 
 func (p *process) unregister(s *session) {
+	if p.w.off == leaveInOrder {
+		p.end()
+		return
+	}
 	p.w.spawn(p, func(t *task) {
 		t.within(callLimit)
 		key := p.w.group.ID(p.id)
