@@ -62,22 +62,24 @@ func (m *Membership) claim(s *registry.Session, a rebalance.Claim, note registry
 
 // propose writes the group's target record.
 func (m *Membership) propose(s *registry.Session, a rebalance.Propose) {
-	ctx, cancel := context.WithTimeout(m.ctx, callLimit)
-	defer cancel()
-	answer := rebalance.ProposeAnswered{Number: a.Number}
-	guard := registry.Guard{Registration: a.Registration, IDs: m.group.IDs(), Snapshot: a.Snapshot}
-	var err error
-	answer.Revision, err = registry.WriteTarget(ctx, m.store, guard, m.group.Target(), a.Value, a.Replace)
-	answer.Stale = errors.Is(err, registry.ErrStale)
-	answer.Unknown = err != nil && !answer.Stale
-	if answer.Unknown && m.ctx.Err() == nil {
-		m.log.Warn("target was not written, trying again", "error", err)
-	}
+	answer := m.writeTarget(a)
 	m.post(func() {
 		if m.session == s {
 			m.step(answer)
 		}
 	})
+}
+
+func (m *Membership) writeTarget(a rebalance.Propose) rebalance.ProposeAnswered {
+	ctx, cancel := context.WithTimeout(m.ctx, callLimit)
+	defer cancel()
+	guard := registry.Guard{Registration: a.Registration, IDs: m.group.IDs(), Snapshot: a.Snapshot}
+	revision, err := registry.WriteTarget(ctx, m.store, guard, m.group.Target(), a.Value, a.Replace)
+	stale := errors.Is(err, registry.ErrStale)
+	if err != nil && !stale && m.ctx.Err() == nil {
+		m.log.Warn("target was not written, trying again", "error", err)
+	}
+	return rebalance.ProposeAnswered{Number: a.Number, Revision: revision, Stale: stale, Unknown: err != nil && !stale}
 }
 
 // doubt ends the session when the store says that its lease is gone: the next

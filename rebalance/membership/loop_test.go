@@ -160,3 +160,39 @@ func TestAnswerOfAFormerSession(t *testing.T) {
 		}
 	})
 }
+
+// A proposal replaces the record that it was made from, by a member that is registered,
+// while nobody else has registered since.
+func TestWriteTarget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		defer b.done()
+		propose := func(replace, snapshot int64) rebalance.ProposeAnswered {
+			a := b.writeTarget(rebalance.Propose{Number: 3, Value: []byte("x"), Replace: replace, Registration: b.reg, Snapshot: snapshot})
+			if a.Number != 3 || a.Unknown {
+				t.Errorf("answered %+v", a)
+			}
+			return a
+		}
+		first := propose(0, b.reg.Revision)
+		if first.Stale || first.Revision != b.st.Revision() {
+			t.Errorf("the first is answered %+v", first)
+		}
+		if a := propose(0, b.reg.Revision); !a.Stale {
+			t.Errorf("one that takes no account of the first is answered %+v", a)
+		}
+		if a := propose(first.Revision, b.reg.Revision); a.Stale {
+			t.Errorf("one in place of the first is answered %+v", a)
+		}
+		latest := b.st.Revision()
+		b.put(b.group.ID("other"), "{}")
+		if a := propose(latest, latest); !a.Stale {
+			t.Errorf("one that takes no account of another member is answered %+v", a)
+		}
+		b.st.SetHooks(memory.Hooks{After: func(context.Context, string) error { return context.DeadlineExceeded }})
+		if a := b.writeTarget(rebalance.Propose{Value: []byte("x"), Replace: latest, Registration: b.reg, Snapshot: b.st.Revision()}); !a.Unknown || a.Stale {
+			t.Errorf("one whose reply was lost is answered %+v", a)
+		}
+		b.st.SetHooks(memory.Hooks{})
+	})
+}
