@@ -156,6 +156,30 @@ func TestTopicWithoutLog(t *testing.T) {
 	}
 }
 
+// Where a filter chooses such a topic among others, those are read all the same, and
+// it is only owned.
+func TestFilterWithATopicWithoutLog(t *testing.T) {
+	prefix, group := name(t, "t"), name(t, "g")
+	_, err := registry.CreateTopic(t.Context(), shared.store, root,
+		registry.TopicSpec{Name: prefix + ".none", Partitions: 1, NoLog: true}, nil)
+	must(t, err)
+	ps := createTopic(t, prefix+".a", 1)
+	produce(t, prefix+".a", 1, 0, 3)
+	s := newSequence(t)
+	var log logged
+	c := start(t, consumer.Config{ID: "c", Group: group, Include: prefix + ".*", Reset: consumer.Smallest, Logger: log.logger()}, s.handle)
+	s.reach(ps, 3)
+	ownedAs(t, group, prefix+".none", "0:c")
+	if !log.says("its topic has no log", prefix+".none") {
+		t.Error("no word of the topic that is not read")
+	}
+	c.stop(t)
+	must(t, c.err)
+	if left := owners(t, group); len(left) != 0 {
+		t.Errorf("owner keys left behind: %v", left)
+	}
+}
+
 // Ownership is told as it goes: assigned with a context and a token, revoked before
 // the context ends, lost after.
 func TestAssignedRevokedLost(t *testing.T) {
