@@ -90,7 +90,10 @@ func assignSticky(s Snapshot) *Assignment {
 }
 
 // NextTarget returns the target that follows the snapshot's own: a pure function of
-// that, of the topics and of the members, whatever their order. In this order it is
+// that, of the topics and of the members, whatever their order. Where there is none,
+// or one whose members have all gone, it follows the division by range, so that a
+// running group that turns from that to sticky moves no more than it must. In this
+// order it is
 //
 //  1. complete: every partition that somebody subscribes to has an owner;
 //  2. balanced: the partitions of all topics together are spread over the threads
@@ -182,6 +185,10 @@ func newSticky(l *lineup, s Snapshot) *sticky {
 		}
 	}
 	was := previous{target: s.Target, members: l.follow(s.Target), incarnations: s.Incarnations}
+	if !slices.ContainsFunc(was.members, func(now int32) bool { return now >= 0 }) {
+		was.target = &Target{Assignment: l.divideByRange(StrategyRange), Incarnations: s.Incarnations}
+		was.members = l.follow(was.target)
+	}
 	pairOf := make([]int32, len(l.ids)) // in the class at hand, plus 1
 	for k := range l.classes {
 		st.addClass(k, was, pairOf)
@@ -189,7 +196,7 @@ func newSticky(l *lineup, s Snapshot) *sticky {
 	return st
 }
 
-// previous is the target that is followed.
+// previous is the target that is followed, or the division by range.
 type previous struct {
 	target       *Target
 	members      []int32 // of the target -> member now, or -1

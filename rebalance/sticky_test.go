@@ -135,8 +135,11 @@ type place struct {
 }
 
 func places(s rebalance.Snapshot) (list []place) {
-	was := map[registry.Partition]string{}
-	if s.Target != nil {
+	follows := s.Target != nil && slices.ContainsFunc(s.Target.Assignment.Members, func(id string) bool {
+		return slices.ContainsFunc(s.Members, func(m rebalance.MemberInfo) bool { return m.ID == id })
+	})
+	was := maps.Collect(byRange(s).All())
+	if follows {
 		was = maps.Collect(s.Target.Assignment.All())
 	}
 	for _, topic := range slices.Sorted(maps.Keys(s.Topology)) {
@@ -147,13 +150,22 @@ func places(s rebalance.Snapshot) (list []place) {
 					x.may = append(x.may, m.Thread(n))
 				}
 			}
-			if s.Target != nil && s.Target.Incarnations[topic] == s.Incarnations[topic] {
+			if !follows || s.Target.Incarnations[topic] == s.Incarnations[topic] {
 				x.was = was[p]
 			}
 			list = append(list, x)
 		}
 	}
 	return list
+}
+
+// byRange is what the group has if it comes from range.
+func byRange(s rebalance.Snapshot) *rebalance.Assignment {
+	members := slices.Clone(s.Members)
+	for i := range members {
+		members[i].Strategies = []string{rebalance.StrategyRange}
+	}
+	return assign(s.Topology, members)
 }
 
 func judge(list []place, owners []string) (w worth) {
@@ -341,7 +353,7 @@ func follow(before *rebalance.Target, topology rebalance.Topology, ids ...string
 
 func TestStickyByExample(t *testing.T) {
 	topology := rebalance.Topology{"t": numbers("t", 4), "u": numbers("u", 4)}
-	one := follow(nil, topology, "a", "b", "c")
+	one := follow(follow(nil, nil, "a", "b", "c"), topology, "a", "b", "c")
 	equal(t, threads(one.Assignment), "t/0 a-0, t/1 b-0, t/2 c-0, t/3 a-0, u/0 b-0, u/1 c-0, u/2 a-0, u/3 b-0")
 	// b leaves: what others have stays, and what it had is dealt out.
 	two := follow(one, topology, "a", "c")
@@ -355,7 +367,23 @@ func TestStickyByExample(t *testing.T) {
 	equal(t, threads(four.Assignment), "t/0 a-0, t/1 a-0, t/2 c-0, t/3 d-0, t/4 a-0, t/5 d-0, u/0 c-0, u/1 c-0, u/2 a-0, u/3 d-0")
 }
 
-// What is dealt out to a new group is even in each topic, too.
+// A group that turns from range to sticky moves no more than balance wants, whether
+// it has no target yet or one of members that are long gone.
+func TestStickyBeginsWithWhatRangeGave(t *testing.T) {
+	six := rebalance.Topology{"t": numbers("t", 6)}
+	for _, former := range []*rebalance.Target{nil, follow(nil, six, "x", "y")} {
+		equal(t, threads(follow(former, six, "a", "b", "c").Assignment), "t/0 a-0, t/1 a-0, t/2 b-0, t/3 b-0, t/4 c-0, t/5 c-0")
+		two := rebalance.Topology{"t": numbers("t", 4), "u": numbers("u", 4)}
+		// By range a has t/0, t/1, u/0 and u/1.
+		equal(t, threads(follow(former, two, "a", "b", "c").Assignment),
+			"t/0 a-0, t/1 a-0, t/2 b-0, t/3 c-0, u/0 a-0, u/1 b-0, u/2 b-0, u/3 c-0")
+	}
+	// One member that stays is enough: what it has it keeps.
+	former := follow(nil, six, "a", "x", "y")
+	equal(t, threads(follow(former, six, "a", "b", "c").Assignment), "t/0 a-0, t/1 a-0, t/2 b-0, t/3 c-0, t/4 b-0, t/5 c-0")
+}
+
+// What is dealt out anew is even in each topic, too.
 func TestStickySpreadsEachTopic(t *testing.T) {
 	seed := rand.Uint64()
 	for i := range uint64(100) {
@@ -369,7 +397,7 @@ func TestStickySpreadsEachTopic(t *testing.T) {
 		for n := range 1 + r.IntN(10) {
 			ids = append(ids, fmt.Sprintf("m%02d", n))
 		}
-		a := follow(nil, topology, ids...).Assignment
+		a := follow(follow(nil, nil, ids...), topology, ids...).Assignment
 		for topic, share := range a.Topics {
 			counts := make([]int, len(ids))
 			for _, owner := range share.Owners {

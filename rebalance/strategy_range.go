@@ -19,8 +19,9 @@ import (
 //
 // and the first size(PT) mod size(CG) threads get one more each, which the documents
 // leave open. With range-numeric PT is sorted by number alone.
-func assignRange(s Snapshot, strategy string) *Assignment {
-	l := newLineup(s)
+func assignRange(s Snapshot, strategy string) *Assignment { return newLineup(s).divideByRange(strategy) }
+
+func (l *lineup) divideByRange(strategy string) *Assignment {
 	for _, class := range l.classes {
 		cg := l.sortedThreads(class) // one list for all topics with the same consumers
 		for _, t := range class.topics {

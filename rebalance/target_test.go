@@ -30,7 +30,7 @@ func TestTargetRecord(t *testing.T) {
 	value := encode(t, next)
 	equal(t, string(value), `{"version":1,"revision":812,"strategy":"sticky","group":"`+next.Group+`","members":["a%20%C3%A9","b:2"],"streams":[1,2],`+
 		`"topics":{"clicks":{"created":18,"homes":[1,2],"numbers":[0,3],"owners":[0,1]},"old":{"created":19,"homes":[1],"owners":[-1]},`+
-		`"orders":{"created":17,"homes":[1],"owners":[2,0,1,2]}}}`)
+		`"orders":{"created":17,"homes":[1],"owners":[0,2,1,2]}}}`)
 	read, err := rebalance.ReadTarget(registry.KV{Key: "/consumers/g/target", Value: value, ModRevision: 815})
 	if err != nil {
 		t.Fatal(err)
