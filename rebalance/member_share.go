@@ -157,14 +157,21 @@ func (m *Member) divide(now time.Duration) []Action {
 		m.shared = s
 		return out
 	}
-	m.outdated = Agree(s.Members) == StrategySticky && !s.Target.Current(*s)
+	sticky := Agree(s.Members) == StrategySticky
+	m.outdated = sticky && !s.Target.Current(*s)
 	if m.frozen = m.outdated; m.outdated {
 		// What is held goes on as the former target has it, until there is a new one.
 		m.expectTarget(now)
 		return nil // perhaps it cannot be written
 	}
 	m.expecting = false
-	assignment, err := Assign(*s)
+	var assignment *Assignment
+	var err error
+	if sticky {
+		assignment = s.Target.Assignment // Assign would look anew whether it is current
+	} else {
+		assignment, err = Assign(*s)
+	}
 	if err != nil && m.off.Refusal {
 		assignment, err = assignRange(*s, StrategyRangeNumeric), nil
 	}
