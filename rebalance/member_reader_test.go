@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -157,6 +158,41 @@ func TestFiltersOfRegistrationsAreExpanded(t *testing.T) {
 }
 
 // bigGroup is a group of members that all have the filter, or are static, and topics.
+// Members that subscribe alike share one map, also when one has registered anew; so
+// do snapshots, as long as anybody subscribes so.
+func TestEqualSubscriptionsAreShared(t *testing.T) {
+	const both, other = `{"version":1,"subscription":{"t":1,"u":2},"pattern":"static"}`, `{"version":1,"subscription":{"t":1,"u":1},"pattern":"static"}`
+	topics := []registry.KV{topicKV("t", 1, 1, 1), topicKV("u", 2, 2, 1)}
+	r := rebalance.NewReader("", readerGroup, "")
+	var kept []rebalance.Snapshot // so that no address is used again
+	read := func(want string, ids ...registry.KV) (maps []uintptr) {
+		t.Helper()
+		s, bad := r.Read(9, ids, topics, nil)
+		if len(bad) > 0 {
+			t.Fatal(bad)
+		}
+		kept = append(kept, s)
+		var got []string
+		for _, m := range s.Members {
+			maps = append(maps, reflect.ValueOf(m.Subscription).Pointer())
+			got = append(got, fmt.Sprint(m.ID, m.Subscription))
+		}
+		equal(t, fmt.Sprint(got, len(s.Topology)), want)
+		return maps
+	}
+	first := read("[a:1map[t:1 u:2] b:1map[t:1 u:2] c:1map[t:1 u:1]] 2",
+		consumerKV("a:1", 3, both), consumerKV("b:1", 4, both), consumerKV("c:1", 5, other))
+	second := read("[a:1map[t:1 u:1] b:1map[t:1 u:2]] 2", consumerKV("a:1", 6, other), consumerKV("b:1", 7, both))
+	if first[0] != first[1] || first[0] == first[2] || second[0] != first[2] || second[1] != first[0] {
+		t.Errorf("%x, then %x", first, second)
+	}
+	read("[] 0")
+	if third := read("[d:1map[t:1 u:2]] 2", consumerKV("d:1", 8, both)); third[0] == first[0] {
+		t.Error("what nobody subscribed to was kept")
+	}
+	runtime.KeepAlive(kept)
+}
+
 func bigGroup(members, topics int, filter bool) (ids, list []registry.KV) {
 	for i := range members {
 		value := fmt.Sprintf(`{"version":1,"subscription":{"t%05d":1},"pattern":"static","strategy":["range"]}`, i%topics)
@@ -188,6 +224,30 @@ func BenchmarkReadOneRegistration(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// All of 100 members list the same 10,000 topics; one joins, and the group is divided.
+func BenchmarkDivideLongLists(b *testing.B) {
+	_, topics := bigGroup(0, 10_000, false)
+	subscription := make([]string, len(topics))
+	for i := range subscription {
+		subscription[i] = fmt.Sprintf(`"t%05d":1`, i)
+	}
+	value := `{"version":1,"subscription":{` + strings.Join(subscription, ",") + `},"pattern":"static","strategy":["range"]}`
+	var ids []registry.KV
+	for i := range 100 {
+		ids = append(ids, consumerKV(fmt.Sprintf("host-%05d:1", i), int64(i+1), value))
+	}
+	reader := rebalance.NewReader("", readerGroup, "")
+	reader.Read(1, ids, topics, nil)
+	n := 0
+	for b.Loop() {
+		n++
+		s, bad := reader.Read(int64(20_000+n), ids[:len(ids)-n%2], topics, nil)
+		if _, err := rebalance.Assign(s); err != nil || len(bad) > 0 {
+			b.Fatal(err, bad)
+		}
 	}
 }
 

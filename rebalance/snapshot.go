@@ -2,6 +2,7 @@ package rebalance
 
 import (
 	"fmt"
+	"hash/maphash"
 	"maps"
 	"slices"
 	"strings"
@@ -22,8 +23,10 @@ type Reader struct {
 	topics   []*topicEntry
 	byTopic  map[string]*topicEntry
 	filters  map[filterID]*expansion
-	wanted   map[string]int  // topic -> static registrations and filters that ask for it
-	dirty    map[string]bool // topics that are others, or asked for by others, than when last listed
+	statics  map[uint64][]*staticSubscription // by hash
+	seed     maphash.Seed                     // of that
+	wanted   map[string]int                   // topic -> static subscriptions and filters that ask for it
+	dirty    map[string]bool                  // topics that are others, or asked for by others, than when last listed
 	target   *Target
 	targeted int64 // mod-revision of the target record that was read
 
@@ -37,9 +40,18 @@ type registration struct {
 	key      string
 	modified int64
 	usable   bool
-	info     MemberInfo // of a filter: without its Subscription
-	filter   *expansion // nil for a static registration
-	streams  int32      // for a filter
+	info     MemberInfo          // of a filter: without its Subscription
+	static   *staticSubscription // or
+	filter   *expansion
+	streams  int32 // for a filter
+}
+
+// staticSubscription is shared by all members that state it: two are then compared,
+// and their topics counted, without a look at each of thousands of topics.
+type staticSubscription struct {
+	users   int
+	hash    uint64
+	streams map[string]int32
 }
 
 // topicEntry is one topic's record. Its partitions are read only when asked for.
@@ -70,7 +82,7 @@ type expansion struct {
 // self is empty.
 func NewReader(root registry.Root, group registry.GroupPaths, self string) *Reader {
 	return &Reader{root: root, group: group, self: self, byTopic: map[string]*topicEntry{}, filters: map[filterID]*expansion{},
-		wanted: map[string]int{}, dirty: map[string]bool{}, topology: Topology{}, incarnations: map[string]int64{}}
+		statics: map[uint64][]*staticSubscription{}, seed: maphash.MakeSeed(), wanted: map[string]int{}, dirty: map[string]bool{}, topology: Topology{}, incarnations: map[string]int64{}}
 }
 
 // Read makes the Snapshot of the registrations, topics and target record (nil if
@@ -115,6 +127,7 @@ func (r *Reader) readIDs(kvs []registry.KV, errs *[]error) (registered int64, ch
 	}
 	old := r.ids
 	next := make([]registration, 0, len(kvs))
+	var replaced []registration
 	for _, kv := range kvs {
 		if kv.Key == selfKey {
 			registered = kv.ModRevision
@@ -128,7 +141,7 @@ func (r *Reader) readIDs(kvs []registry.KV, errs *[]error) (registered int64, ch
 				next, old = append(next, old[0]), old[1:]
 				continue
 			}
-			r.release(old[0])
+			replaced = append(replaced, old[0])
 			old = old[1:]
 		}
 		reg, err := r.parse(kv)
@@ -141,6 +154,9 @@ func (r *Reader) readIDs(kvs []registry.KV, errs *[]error) (registered int64, ch
 	for _, reg := range old {
 		r.release(reg)
 		changed = true
+	}
+	for _, reg := range replaced { // last: mostly they ask for what is asked for again
+		r.release(reg)
 	}
 	r.ids = next
 	return registered, changed
@@ -165,10 +181,8 @@ func (r *Reader) parse(kv registry.KV) (registration, error) {
 	reg.info = MemberInfo{ID: id, Strategies: rec.Strategy}
 	if rec.Pattern != registry.PatternWhiteList && rec.Pattern != registry.PatternBlackList {
 		// A pattern that is none of those means static, as for consumers of 0.8.2.
-		reg.info.Subscription = rec.Subscription
-		for topic := range rec.Subscription {
-			r.want(topic, 1)
-		}
+		reg.static = r.share(rec.Subscription)
+		reg.info.Subscription = reg.static.streams
 		return reg, nil
 	}
 	if len(rec.Subscription) != 1 {
@@ -193,13 +207,39 @@ func (r *Reader) parse(kv registry.KV) (registration, error) {
 
 // release takes back what a registration asked for.
 func (r *Reader) release(reg registration) {
-	if reg.filter != nil {
+	switch {
+	case reg.filter != nil:
 		reg.filter.users--
-		return
+	case reg.static != nil:
+		x := reg.static
+		if x.users--; x.users > 0 {
+			return
+		}
+		for topic := range x.streams {
+			r.want(topic, -1)
+		}
+		r.statics[x.hash] = slices.DeleteFunc(r.statics[x.hash], func(y *staticSubscription) bool { return x == y })
+		if len(r.statics[x.hash]) == 0 {
+			delete(r.statics, x.hash)
+		}
 	}
-	for topic := range reg.info.Subscription {
-		r.want(topic, -1)
+}
+
+// share returns what stands for the subscription, for one more user.
+func (r *Reader) share(streams map[string]int32) *staticSubscription {
+	hash := hashSubscription(streams, r.seed)
+	for _, x := range r.statics[hash] {
+		if maps.Equal(x.streams, streams) {
+			x.users++
+			return x
+		}
 	}
+	x := &staticSubscription{users: 1, hash: hash, streams: streams}
+	r.statics[hash] = append(r.statics[hash], x)
+	for topic := range streams {
+		r.want(topic, 1)
+	}
+	return x
 }
 
 func (r *Reader) want(topic string, n int) {

@@ -79,10 +79,7 @@ func (l *lineup) addMembers(members []MemberInfo) {
 }
 
 func (l *lineup) findSubscription(streams map[string]int32, byHash map[uint64][]int32, seed maphash.Seed) int32 {
-	var hash uint64
-	for topic, n := range streams {
-		hash += maphash.String(seed, topic) * uint64(2*n+1) // a sum: maps have no order
-	}
+	hash := hashSubscription(streams, seed)
 	for _, i := range byHash[hash] {
 		if maps.Equal(l.subs[i].streams, streams) {
 			return i
@@ -94,8 +91,15 @@ func (l *lineup) findSubscription(streams map[string]int32, byHash map[uint64][]
 	return i
 }
 
-// sameSubscription looks first whether it is one map: members whose filters have
-// one text share it, and there may be ten thousand topics in it.
+func hashSubscription(streams map[string]int32, seed maphash.Seed) (hash uint64) {
+	for topic, n := range streams {
+		hash += maphash.String(seed, topic) * uint64(2*n+1) // a sum: maps have no order
+	}
+	return hash
+}
+
+// sameSubscription looks first whether it is one map: a Reader has members that
+// subscribe alike share it, and there may be ten thousand topics in it.
 func sameSubscription(a, b map[string]int32) bool {
 	return reflect.ValueOf(a).Pointer() == reflect.ValueOf(b).Pointer() || maps.Equal(a, b)
 }

@@ -19,7 +19,9 @@ import (
 //
 // and the first size(PT) mod size(CG) threads get one more each, which the documents
 // leave open. With range-numeric PT is sorted by number alone.
-func assignRange(s Snapshot, strategy string) *Assignment { return newLineup(s).divideByRange(strategy) }
+func assignRange(s Snapshot, strategy string) *Assignment {
+	return newLineup(s).divideByRange(strategy)
+}
 
 func (l *lineup) divideByRange(strategy string) *Assignment {
 	for _, class := range l.classes {
