@@ -51,13 +51,19 @@ func (f *GroupFollower) Follow(ctx context.Context, emit func(at time.Time, l Li
 	}
 	tick := time.NewTicker(tickEvery)
 	defer tick.Stop()
+	var rested <-chan time.Time // nil unless a look was put off
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-g.kick:
 		case now := <-tick.C:
-			g.tick(now)
+			g.tellAll(g.tracker.Tick(now))
+		case <-rested:
+		}
+		rested = nil
+		if pause := g.look(time.Now()); pause > 0 {
+			rested = time.After(pause)
 		}
 		items, full := g.take()
 		for _, it := range items {
@@ -71,36 +77,74 @@ func (f *GroupFollower) Follow(ctx context.Context, emit func(at time.Time, l Li
 	}
 }
 
-// groupTeller is between the View of a group and the reader.
+// groupTeller is between the View of a group and the reader. What members do is told
+// change by change; the group as a whole is looked at less often, when that is
+// dear: a big one that rebalances changes faster than it is worth looking at.
 type groupTeller struct {
 	queue
-	group   string
-	paths   registry.GroupPaths
-	painter *groups.Painter
+	group string
+	paths registry.GroupPaths
 
-	trackerMu sync.Mutex
-	tracker   groups.Tracker
+	// of Follow
+	painter *groups.Painter
+	tracker groups.Tracker
+	lookAt  time.Time // not before
+
+	unseenMu sync.Mutex
+	first    *registry.Snapshot // how the group stood where nothing had changed yet
+	begun    bool               // that was told
+	early    []Line             // to be told after
+	unseen   groupChanges
 }
+
+// groupChanges is what has happened since the group was looked at.
+type groupChanges struct {
+	snapshot *registry.Snapshot // the newest; nil if nothing has happened
+	from, to time.Time
+	owners   []ownerChange
+}
+
+type ownerChange struct {
+	at        time.Time
+	partition registry.Partition
+	exists    bool
+}
+
+// lookPauseRatio keeps looking at the group to about a tenth of a processor.
+const lookPauseRatio = 10
 
 // begin tells how the group stands where nothing has changed yet, also if there is
 // not a key of it. It returns the revision of that.
 func (g *groupTeller) begin(s registry.Snapshot) int64 {
-	g.trackerMu.Lock()
-	defer g.trackerMu.Unlock()
-	if g.tracker.Picture() == nil {
-		g.step(s, time.Now())
+	g.unseenMu.Lock()
+	if g.first == nil {
+		g.first = &s
 	}
-	return g.tracker.Picture().Revision
+	s = *g.first
+	defer g.unseenMu.Unlock()
+	now := time.Now()
+	p := g.paint(s)
+	due := 0
+	for _, list := range p.Snapshot.Topology {
+		due += len(list)
+	}
+	g.add(0, g.line(groups.GroupChange{Kind: groups.ChangeState, Revision: s.Revision, Text: fmt.Sprintf("%s: %d members, strategy %s, %d of %d partitions owned",
+		p.State(p.Places()), len(p.Members), orNone(p.Strategy()), len(p.Owners), due)}))
+	g.tellAll(g.tracker.Step(now, now, p))
+	g.add(0, g.early...)
+	g.begun, g.early = true, nil
+	return s.Revision
 }
 
+// change takes in events of the View, which it must not hold up.
 func (g *groupTeller) change(s registry.Snapshot, events []registry.Event) {
-	g.trackerMu.Lock()
-	defer g.trackerMu.Unlock()
-	now := time.Now()
-	if g.tracker.Picture() == nil {
-		g.step(s, now)
+	g.unseenMu.Lock()
+	defer g.unseenMu.Unlock()
+	if g.first == nil {
+		g.first = &s
 		return
 	}
+	now := time.Now()
 	reasons := map[int64]string{}
 	var news []registry.Event
 	for _, e := range events {
@@ -113,7 +157,7 @@ func (g *groupTeller) change(s registry.Snapshot, events []registry.Event) {
 			news = append(news, e)
 		}
 		if p, err := g.paths.ParsePartition(e.Key); err == nil && strings.HasPrefix(e.Key, g.paths.Owners()) {
-			g.tracker.Owner(now, p, !e.Deleted)
+			g.unseen.owners = append(g.unseen.owners, ownerChange{now, p, !e.Deleted})
 		}
 	}
 	there := func(key string) bool {
@@ -126,38 +170,52 @@ func (g *groupTeller) change(s registry.Snapshot, events []registry.Event) {
 			lines[i].Reason = &reason
 		}
 	}
+	if g.unseen.snapshot == nil {
+		g.unseen.from = now
+	}
+	g.unseen.snapshot, g.unseen.to = &s, now
+	if !g.begun {
+		g.early = append(g.early, lines...)
+		lines = nil
+	}
 	g.add(s.Revision, lines...)
-	g.step(s, now)
 }
 
-// step is called with the lock held.
-func (g *groupTeller) step(s registry.Snapshot, now time.Time) {
+// look looks at the group if it has changed. If it was looked at just now, it returns
+// how long that is to be put off instead.
+func (g *groupTeller) look(now time.Time) (pause time.Duration) {
+	g.unseenMu.Lock()
+	if g.unseen.snapshot == nil || now.Before(g.lookAt) {
+		defer g.unseenMu.Unlock()
+		if g.unseen.snapshot != nil {
+			pause = g.lookAt.Sub(now)
+		}
+		return pause
+	}
+	ch := g.unseen
+	g.unseen = groupChanges{}
+	g.unseenMu.Unlock()
+	for _, o := range ch.owners {
+		g.tracker.Owner(o.at, o.partition, o.exists)
+	}
+	g.tellAll(g.tracker.Step(ch.from, ch.to, g.paint(*ch.snapshot)))
+	ended := time.Now()
+	g.lookAt = ended.Add(lookPauseRatio * ended.Sub(now))
+	return 0
+}
+
+func (g *groupTeller) paint(s registry.Snapshot) *groups.Picture {
 	var keys []registry.KV
 	for i := 1; i <= 3; i++ {
 		keys = append(keys, s.Under(i)...)
 	}
 	p, _ := g.painter.Paint(s.Revision, keys, s.Under(0)) // what cannot be read is told when it is written
-	if g.tracker.Picture() == nil {
-		due := 0
-		for _, list := range p.Snapshot.Topology {
-			due += len(list)
-		}
-		state := p.State(p.Places())
-		g.add(s.Revision, g.line(groups.GroupChange{Kind: groups.ChangeState, Revision: s.Revision, Text: fmt.Sprintf("%s: %d members, strategy %s, %d of %d partitions owned",
-			state, len(p.Members), orNone(p.Strategy()), len(p.Owners), due)}))
-	}
-	g.tellAll(g.tracker.Step(now, now, p))
-}
-
-func (g *groupTeller) tick(now time.Time) {
-	g.trackerMu.Lock()
-	defer g.trackerMu.Unlock()
-	g.tellAll(g.tracker.Tick(now))
+	return p
 }
 
 func (g *groupTeller) tellAll(changes []groups.GroupChange) {
 	for _, c := range changes {
-		g.add(c.Revision, g.line(c))
+		g.add(0, g.line(c))
 	}
 }
 
