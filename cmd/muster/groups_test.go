@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -156,6 +158,51 @@ func TestCase08(t *testing.T) {
 	}
 	if status, out, stderr := s.groups("verify", "g"); status != 0 || out != "Rebalance operation successful !\n" || stderr != "" {
 		t.Error(status, out, stderr)
+	}
+}
+
+// What is printed has the words of what 0.8.2.2 printed, in testdata: scripts look for
+// them. (There it printed the reasons of a group that was in order.)
+func TestVerifySpeaksAs082(t *testing.T) {
+	data, err := os.ReadFile("testdata/verify-0.8.2.2.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	facts := map[string]struct{ Name, Stdout, Stderr string }{}
+	for _, f := range parse[[]struct{ Name, Stdout, Stderr string }](t, string(data)) {
+		facts[f.Name[strings.LastIndex(f.Name, ": ")+2:]] = f
+	}
+	s := newStage(t, "/groups-verify-082")
+	s.paths = s.root.Group("gm")
+	s.topic("fa", 4)
+	plant(t, s.st, s.paths.Offset(s.partition("fa", 0)), "4", 0)
+	if _, out, _ := s.groups("verify", "gm"); out != facts["no members"].Stdout || out == "" {
+		t.Errorf("without members: %q, 0.8.2.2 %q", out, facts["no members"].Stdout)
+	}
+	var ours []string
+	look := func() {
+		t.Helper()
+		_, out, stderr := s.groups("verify", "gm")
+		if out != facts["healthy group"].Stdout {
+			t.Errorf("%q, 0.8.2.2 %q", out, facts["healthy group"].Stdout)
+		}
+		ours = append(ours, strings.Split(stderr, "\n")...)
+	}
+	s.member("gm_c0", "range", `{"fa":1}`)
+	s.own("gm_c0", "fa", 3)
+	look()
+	for n := range int32(2) {
+		plant(t, s.st, s.paths.Owner(s.partition("fa", n)), "gm_c1-0", s.lease)
+	}
+	look()
+	theirs := regexp.MustCompile(`(?m) ERROR (.*) \(kafka\.tools`).FindAllStringSubmatch(facts["healthy group"].Stderr, -1)
+	if len(theirs) != 5 {
+		t.Errorf("%d lines of 0.8.2.2", len(theirs))
+	}
+	for _, m := range theirs {
+		if !slices.Contains(ours, m[1]) {
+			t.Errorf("0.8.2.2 said %q; we say\n%s", m[1], strings.Join(ours, "\n"))
+		}
 	}
 }
 
