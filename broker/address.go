@@ -1,11 +1,13 @@
 package broker
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
 // DefaultPort is Kafka's.
@@ -55,6 +57,19 @@ func ParseAddress(text string) (host string, port int32, err error) {
 // JoinAddress is the inverse of ParseAddress.
 func JoinAddress(host string, port int32) string {
 	return net.JoinHostPort(host, strconv.Itoa(int(port)))
+}
+
+// Listen listens where a flag says.
+func Listen(flag, host string, port int32) (net.Listener, error) {
+	text := JoinAddress(host, port)
+	ln, err := net.Listen("tcp", text)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return nil, fmt.Errorf("%s is in use: stop what listens there, or choose another %s", text, flag)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w: choose another %s", text, err, flag)
+	}
+	return ln, nil
 }
 
 // wildcard tells whether a host stands for every address of the machine, which

@@ -24,7 +24,6 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/google/uuid"
@@ -131,21 +130,8 @@ func Start(ctx context.Context, cfg Config) (_ *Daemon, err error) {
 	return d, nil
 }
 
-// listenAt listens where a flag says.
-func listenAt(flag string, a address) (net.Listener, error) {
-	text := JoinAddress(a.host, a.port)
-	ln, err := net.Listen("tcp", text)
-	if errors.Is(err, syscall.EADDRINUSE) {
-		return nil, fmt.Errorf("%s is in use: stop what listens there, or choose another %s", text, flag)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("listen on %s: %w: choose another %s", text, err, flag)
-	}
-	return ln, nil
-}
-
 func (d *Daemon) listen(listen, advertise address) error {
-	ln, err := listenAt("--listen", listen)
+	ln, err := Listen("--listen", listen.host, listen.port)
 	if err != nil {
 		return err
 	}

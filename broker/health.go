@@ -2,30 +2,15 @@ package broker
 
 import (
 	"fmt"
-	"strings"
 	"sync"
 	"time"
 
+	"github.com/muster-io/muster/internal/monitor"
 	"github.com/muster-io/muster/registry"
 )
 
 // Check is one thing that a probe asks about, and what was found.
-type Check struct {
-	Name   string `json:"name"`
-	OK     bool   `json:"ok"`
-	Reason string `json:"reason"` // also when OK
-}
-
-// summary is the reasons of the checks that failed; empty if none did.
-func summary(checks []Check) string {
-	var bad []string
-	for _, c := range checks {
-		if !c.OK {
-			bad = append(bad, c.Name+": "+c.Reason)
-		}
-	}
-	return strings.Join(bad, "; ")
-}
+type Check = monitor.Check
 
 // phase is what a daemon is about: it starts, step by step, serves, and stops. Until
 // it serves, much of it is not there yet, so who asks from outside asks here first.
@@ -147,7 +132,7 @@ func (d *Daemon) Healthy() (bool, []Check) {
 		c.OK, c.Reason = false, (*err).Error()
 	}
 	checks = append(checks, c)
-	return summary(checks) == "", checks
+	return monitor.Summary(checks) == "", checks
 }
 
 // Ready tells whether clients should come here: the daemon is up, it is alive to
@@ -158,7 +143,7 @@ func (d *Daemon) Ready() (bool, []Check) {
 	if checks[0].OK {
 		checks = append(checks, d.checkSession(), d.checkRegistration(), d.checkView(), d.checkListener())
 	}
-	return summary(checks) == "", checks
+	return monitor.Summary(checks) == "", checks
 }
 
 func (d *Daemon) checkSession() Check {

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/muster-io/muster/internal/monitor"
 	"github.com/muster-io/muster/registry"
 	"github.com/muster-io/muster/registry/memory"
 )
@@ -198,8 +199,8 @@ func TestHealthKnowsOfFailure(t *testing.T) {
 	d.fail(errors.New("embedded etcd failed"))
 	d.fail(errors.New("and one more thing"))
 	healthy, checks := d.Healthy()
-	if want := "failure: embedded etcd failed"; healthy || summary(checks) != want {
-		t.Errorf("got %q, want %q", summary(checks), want)
+	if want := "failure: embedded etcd failed"; healthy || monitor.Summary(checks) != want {
+		t.Errorf("got %q, want %q", monitor.Summary(checks), want)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/muster-io/muster/rebalance/consumer"
+	"github.com/muster-io/muster/rebalance/membership"
 )
 
 func consumeCommand() *cli.Command {
@@ -20,6 +21,7 @@ func consumeCommand() *cli.Command {
 		&cli.BoolFlag{Name: "from-beginning", Usage: "where nothing is committed, begin at the smallest offset"},
 		&cli.StringFlag{Name: "strategy", Usage: "how the group divides partitions: range, range-numeric, roundrobin, sticky; or a list with commas, the one preferred first (default: range)"},
 		&cli.StringFlag{Name: "format", Value: `%s\n`, Usage: `how to print a record: %t topic, %p partition, %o offset, %k key, %s value, %T timestamp, \n, \t`},
+		memberHTTPFlag(),
 		&cli.StringSliceFlag{Name: "set", Usage: "`NAME=VALUE`, one of Kafka's consumer settings; may be repeated"},
 	}
 	return &cli.Command{
@@ -60,12 +62,17 @@ func consume(c *cli.Context) error {
 		return wrongUse("--streams: want at least 1")
 	}
 	return withClient(c, func(ctx context.Context, cl *client) error {
-		cfg.Store, cfg.Root, cfg.Logger = cl.store, cl.root, cl.log
+		cfg.Store, cfg.Root, cfg.Logger, cfg.Metrics = cl.store, cl.root, cl.log, membership.NewMetrics()
 		p := printer{c: c, format: f}
 		cons, err := consumer.New(cfg, p.print)
 		if err != nil {
 			return wrongUse("%w", err)
 		}
+		stop, err := serveMember(c, cl.log, cons, cfg.Metrics)
+		if err != nil {
+			return err
+		}
+		defer stop()
 		return cons.Run(ctx)
 	})
 }

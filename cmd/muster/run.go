@@ -32,6 +32,7 @@ func runCommand() *cli.Command {
 		&cli.StringFlag{Name: "on-exit", Value: string(runner.Restart), Usage: "when a child ends by itself: restart, restart-on-failure or stop"},
 		&cli.BoolFlag{Name: "prefix", Usage: "begin each line that a child prints with its topic and partition"},
 		&cli.DurationFlag{Name: "session-timeout", Usage: "after which a member that went silent loses its partitions, 2s to 60s (default: 6s)"},
+		memberHTTPFlag(),
 		&cli.StringFlag{Name: "id", Usage: "name of this member in the group (default: <hostname>:<uuid>)"},
 	}
 	return &cli.Command{
@@ -98,10 +99,16 @@ func runChildren(c *cli.Context) error {
 		Subscription: membership.Subscription{Topics: topics}, Strategies: list(c.String("strategy"))}
 	return withClient(c, func(ctx context.Context, cl *client) error {
 		cfg.Membership.Store, cfg.Membership.Root, cfg.Membership.Logger = cl.store, cl.root, cl.log
+		cfg.Membership.Metrics = membership.NewMetrics()
 		r, err := runner.New(cfg)
 		if err != nil {
 			return wrongUse("%w", err)
 		}
+		stop, err := serveMember(c, cl.log, r, cfg.Membership.Metrics)
+		if err != nil {
+			return err
+		}
+		defer stop()
 		defer hurryAtSecondSignal(ctx, r)()
 		return r.Run(ctx)
 	})

@@ -246,6 +246,11 @@ func setDefault[T time.Duration | int](v *T, to T) {
 // ID is the consumer id in the registry.
 func (c *Consumer) ID() string { return c.member.ID() }
 
+// Standing is how its membership stands; see membership.Membership.
+func (c *Consumer) Standing(ctx context.Context) (membership.Standing, error) {
+	return c.member.Standing(ctx)
+}
+
 // Run joins the group and hands over records until ctx ends; then it finishes
 // the records in hand, commits, gives up its partitions, leaves, and returns nil.
 // It returns an error if the handler did, after leaving in the same order, or if

@@ -63,6 +63,8 @@ func (m *Membership) run(ctx context.Context) error {
 	var patience <-chan time.Time
 	overdue := time.NewTicker(m.cfg.SessionTimeout)
 	defer overdue.Stop()
+	m.looping.Store(true)
+	defer m.looping.Store(false)
 	for !m.finished {
 		var lost <-chan struct{}
 		if m.session != nil {

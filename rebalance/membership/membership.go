@@ -150,7 +150,8 @@ type Membership struct {
 	waits   map[registry.Partition]*wait
 	silence time.Duration // when it was last complained of
 
-	registered bool // under the present session
+	looping    atomic.Bool // Run has begun to serve posts, and goes on to
+	registered bool        // under the present session
 	// wasRegistered: under any session; also read by those that register.
 	wasRegistered atomic.Bool
 
@@ -256,6 +257,39 @@ func (m *Membership) ID() string { return m.cfg.ID }
 
 // Logger logs with the group and the member.
 func (m *Membership) Logger() *slog.Logger { return m.log }
+
+// Standing is how a membership stands.
+type Standing struct {
+	Registered bool          // under a session that lives
+	Left       time.Duration // until that is dead, unless it is renewed
+	Owned      int           // partitions
+}
+
+// Standing asks Run; by any goroutine, at any time. Before Run has begun and after it
+// has ended nothing stands. An error is ctx's: Run has not come round before that ended.
+func (m *Membership) Standing(ctx context.Context) (Standing, error) {
+	answer := make(chan Standing, 1)
+	ask := func() {
+		s := Standing{Owned: len(m.owned)}
+		if m.session != nil && m.session.Alive() {
+			s.Registered, s.Left = m.registered, m.session.Left()
+		}
+		answer <- s
+	}
+	for m.looping.Load() {
+		select {
+		case m.posts <- ask:
+			return <-answer, nil
+		case <-time.After(standingRetry): // it may have ended
+		case <-ctx.Done():
+			return Standing{}, fmt.Errorf("ask how the member stands: %w", ctx.Err())
+		}
+	}
+	return Standing{}, nil
+}
+
+// standingRetry is how often it is looked whether Run has ended.
+const standingRetry = 100 * time.Millisecond
 
 // ErrLeftBehind: a stop has taken longer than LeaveTimeout. What was still at work
 // lost its partitions.

@@ -134,6 +134,14 @@ func New(cfg Config) (*Runner, error) {
 	return r, nil
 }
 
+// ID is the member's id in the registry.
+func (r *Runner) ID() string { return r.member.ID() }
+
+// Standing is how its membership stands; see membership.Membership.
+func (r *Runner) Standing(ctx context.Context) (membership.Standing, error) {
+	return r.member.Standing(ctx)
+}
+
 // Run joins the group and runs children until ctx ends; then it has them stop, gives
 // up their partitions, leaves, and returns nil. It returns an error where the program
 // cannot be started or, with the policy Stop, where a child has failed: after leaving
