@@ -342,8 +342,10 @@ func TestMetricsAreDocumented(t *testing.T) {
 	st := openStore(t, d)
 	lease, err := st.Grant(t.Context(), time.Minute)
 	must(t, err)
-	_, err = st.Txn(t.Context(), registry.Txn{Then: []registry.Op{registry.Put(registry.Root("").Group("g").ID("c"),
-		[]byte(`{"version":1,"subscription":{"t":1},"pattern":"static","timestamp":"1","strategy":["range"]}`), lease.ID)}})
+	_, err = st.Txn(t.Context(), registry.Txn{Then: []registry.Op{
+		registry.Put(registry.Root("").Group("idle").Offset(registry.Partition{Topic: "t", Home: 1}), []byte("0"), 0),
+		registry.Put(registry.Root("").Group("g").ID("c"),
+			[]byte(`{"version":1,"subscription":{"t":1},"pattern":"static","timestamp":"1","strategy":["range"]}`), lease.ID)}})
 	must(t, err)
 	eventually(t, func() string {
 		for series, want := range map[string]float64{`muster_group_members{group="g"}`: 1, `muster_group_partitions_ownerless{group="g"}`: 2} {
@@ -356,6 +358,9 @@ func TestMetricsAreDocumented(t *testing.T) {
 	status, page := get(t, d.HTTPAddress(), "/metrics", "")
 	if status != http.StatusOK {
 		t.Fatal(page)
+	}
+	if strings.Contains(page, `group="idle"`) {
+		t.Error("a group of which there are only offsets is shown")
 	}
 	docs, shown := documented(t), exposed(page)
 	for name, what := range docs {

@@ -129,7 +129,7 @@ func (g *groupMetrics) run(ctx context.Context, st registry.Store, stall time.Du
 		limited, cancel := context.WithTimeout(ctx, startLimit) // many keys take their time
 		var err error
 		view, err = registry.OpenView(limited, st, []string{g.root.Topics(), g.root.Groups()},
-			registry.ViewOptions{Stall: stall, Logger: log}, func(s registry.Snapshot, events []registry.Event) { g.take(time.Now(), s.Revision, events) })
+			registry.ViewOptions{Stall: stall, Logger: log, Keep: g.concerns}, func(s registry.Snapshot, events []registry.Event) { g.take(time.Now(), s.Revision, events) })
 		cancel()
 		if err == nil {
 			break
@@ -169,13 +169,11 @@ func (g *groupMetrics) take(now time.Time, revision int64, events []registry.Eve
 	g.last = revision
 	for i := range events {
 		e := &events[i]
-		if rest, ok := strings.CutPrefix(e.Key, g.root.Topics()); ok {
-			if !strings.Contains(rest, "/") {
-				g.topicKey(now, e)
-			}
-			continue
+		if strings.HasPrefix(e.Key, g.root.Topics()) {
+			g.topicKey(now, e)
+		} else {
+			g.groupKey(now, e)
 		}
-		g.groupKey(now, e)
 	}
 	if len(g.changes) > 0 {
 		select {
@@ -183,6 +181,23 @@ func (g *groupMetrics) take(now time.Time, revision int64, events []registry.Eve
 		default:
 		}
 	}
+}
+
+// concerns leaves out offsets and history, which are many and change all the time, and
+// what stands below topics.
+func (g *groupMetrics) concerns(key string) bool {
+	if topic, ok := strings.CutPrefix(key, g.root.Topics()); ok {
+		return !strings.Contains(topic, "/")
+	}
+	kind, rest := g.kindOf(key)
+	return kind == "ids" || kind == "owners" || kind == "target" && rest == ""
+}
+
+// kindOf cuts a group's key after the group.
+func (g *groupMetrics) kindOf(key string) (kind, rest string) {
+	_, below, _ := strings.Cut(strings.TrimPrefix(key, g.root.Groups()), "/")
+	kind, rest, _ = strings.Cut(below, "/")
+	return kind, rest
 }
 
 // topicKey has all groups with members looked at: a filter may want any topic.
@@ -209,11 +224,7 @@ func (g *groupMetrics) changed(now time.Time, group string) *groupChanges {
 }
 
 func (g *groupMetrics) groupKey(now time.Time, e *registry.Event) {
-	element, rest, _ := strings.Cut(strings.TrimPrefix(e.Key, g.root.Groups()), "/")
-	kind, _, _ := strings.Cut(rest, "/")
-	if kind != "ids" && kind != "owners" && rest != "target" {
-		return // offsets and history come often, and are of no concern here
-	}
+	element, _, _ := strings.Cut(strings.TrimPrefix(e.Key, g.root.Groups()), "/")
 	group, err := registry.UnescapeName(element)
 	if err != nil {
 		return // the doctor has words for it
@@ -230,7 +241,7 @@ func (g *groupMetrics) groupKey(now time.Time, e *registry.Event) {
 		g.keys[group][e.Key] = e.KV
 	}
 	ch := g.changed(now, group)
-	if kind != "owners" {
+	if kind, _ := g.kindOf(e.Key); kind != "owners" {
 		return
 	}
 	if p, err := g.root.Group(group).ParsePartition(e.Key); err == nil {

@@ -31,13 +31,20 @@ func (s *groupScene) put(key, value string) {
 	s.revision++
 	kv := registry.KV{Key: key, Value: []byte(value), CreateRevision: s.revision, ModRevision: s.revision, Lease: 7}
 	s.keys[key] = kv
-	s.g.take(s.now, s.revision, []registry.Event{{KV: kv}})
+	s.take(registry.Event{KV: kv})
+}
+
+// take gives the event as the View does.
+func (s *groupScene) take(e registry.Event) {
+	if s.g.concerns(e.Key) {
+		s.g.take(s.now, s.revision, []registry.Event{e})
+	}
 }
 
 func (s *groupScene) delete(key string) {
 	s.revision++
 	was := s.keys[key]
-	s.g.take(s.now, s.revision, []registry.Event{{KV: registry.KV{Key: key, ModRevision: s.revision}, Deleted: true, Previous: &was}})
+	s.take(registry.Event{KV: registry.KV{Key: key, ModRevision: s.revision}, Deleted: true, Previous: &was})
 }
 
 func (s *groupScene) join(group, member string) {

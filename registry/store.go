@@ -268,11 +268,11 @@ const listPage = 5000
 // List reads all keys under prefix at one revision: the given one, or if that
 // is 0 the present one. It returns the revision it read at.
 func List(ctx context.Context, st Store, prefix string, revision int64) ([]KV, int64, error) {
-	return listPages(ctx, st, prefix, revision, 0)
+	return listPages(ctx, st, prefix, revision, 0, nil)
 }
 
 // listPages is List with a limit for each call of the store, if that is not 0.
-func listPages(ctx context.Context, st Store, prefix string, revision int64, limit time.Duration) ([]KV, int64, error) {
+func listPages(ctx context.Context, st Store, prefix string, revision int64, limit time.Duration, keep func(key string) bool) ([]KV, int64, error) {
 	var kvs []KV
 	req := RangeRequest{Key: prefix, Prefix: true, Revision: revision, Limit: listPage}
 	for {
@@ -283,7 +283,11 @@ func listPages(ctx context.Context, st Store, prefix string, revision int64, lim
 		if req.Revision == 0 {
 			req.Revision = res.Revision
 		}
-		kvs = append(kvs, res.KVs...)
+		for _, kv := range res.KVs {
+			if keep == nil || keep(kv.Key) {
+				kvs = append(kvs, kv)
+			}
+		}
 		if !res.More || len(res.KVs) == 0 {
 			return kvs, req.Revision, nil
 		}

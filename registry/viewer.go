@@ -21,7 +21,11 @@ type ViewOptions struct {
 	// Listener, which may be nil, is told how the View fares, by the View's
 	// goroutine. It must not block, nor call Close.
 	Listener func(ViewEvent)
-	Logger   *slog.Logger // nil discards
+	// Keep, if not nil, says which keys are of interest. The others are neither kept in
+	// memory nor delivered; the store sends them all the same. It must give the same
+	// answer for a key each time.
+	Keep   func(key string) bool
+	Logger *slog.Logger // nil discards
 }
 
 // ViewEventKind tells what happened to a View.
@@ -140,7 +144,7 @@ func (v *View) list(ctx context.Context, limit time.Duration) error {
 	var revision int64
 	lists := make([][]KV, len(v.prefixes))
 	for i, prefix := range v.prefixes {
-		kvs, at, err := listPages(ctx, v.store, prefix, revision, limit)
+		kvs, at, err := listPages(ctx, v.store, prefix, revision, limit, v.o.Keep)
 		if err != nil {
 			return fmt.Errorf("list %s: %w", prefix, err)
 		}
@@ -344,8 +348,21 @@ func pass(ctx context.Context, part int, from <-chan WatchResponse, to chan<- pa
 // take gives a response to the machine. It returns up to where progress is wanted,
 // and what the machine has reached.
 func (v *View) take(r partResponse) (wanted, reached int64) {
+	if v.o.Keep != nil {
+		r.Events = v.kept(r.Events)
+	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.publish(v.machine.step(r.part, r.WatchResponse))
 	return v.machine.wanted(), v.machine.revision
+}
+
+// kept returns the events of keys that are of interest. The list is not ours to change.
+func (v *View) kept(events []Event) (kept []Event) {
+	for i := range events {
+		if v.o.Keep(events[i].Key) {
+			kept = append(kept, events[i])
+		}
+	}
+	return kept
 }

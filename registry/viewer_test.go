@@ -265,6 +265,48 @@ func TestViewAfterACompaction(t *testing.T) {
 	}
 }
 
+// Keys that are of no interest are nowhere: not in the list, the events, the snapshots
+// nor what is listed again; other Views have them. What is kept is as without.
+func TestViewKeepsWhatIsOfInterest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := newBlockable()
+		put(t, st, "/g/ids/a", "1", "/g/offsets/0", "10", "/t", "4")
+		var j, whole journal
+		all := openView(t, st.Store, &whole, "/g/")
+		v, err := registry.OpenView(t.Context(), st, []string{"/g/", "/t"},
+			registry.ViewOptions{Keep: func(key string) bool { return !strings.Contains(key, "/offsets/") }}, j.note)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want(t, "at first", j.take(), "/g/ids/a=1 /t=4")
+		whole.take()
+		<-v.Changed()
+		for range 3 {
+			put(t, st, "/g/offsets/0", "11")
+		}
+		txn(t, st, registry.Delete("/g/offsets/0"))
+		quiet(t, v)
+		rev := put(t, st, "/g/offsets/0", "12", "/g/ids/b", "2", "/g/offsets/1", "5", "/t", "8")
+		time.Sleep(time.Second)
+		want(t, "events", j.take(), "/g/ids/b=2 /t=8")
+		want(t, "snapshot", keys(v.Snapshot(), 2), "/g/ids/a=1 /g/ids/b=2 /t=8")
+		if got := v.Revision(); got != rev {
+			t.Errorf("revision %d, want %d", got, rev)
+		}
+		want(t, "events of all", whole.take(), "/g/offsets/0=11 /g/offsets/0=11 /g/offsets/0=11 -/g/offsets/0 /g/offsets/0=12 /g/ids/b=2 /g/offsets/1=5")
+		st.block()
+		put(t, st, "/g/offsets/2", "1", "/g/ids/c", "3")
+		st.Compact(txn(t, st, registry.Delete("/g/offsets/0"), registry.Delete("/g/ids/a")))
+		time.Sleep(10 * time.Second)
+		st.unblock()
+		time.Sleep(5 * time.Second)
+		want(t, "the difference", j.take(), "/g/ids/c=3 -/g/ids/a")
+		want(t, "listed again", keys(v.Snapshot(), 2), "/g/ids/b=2 /g/ids/c=3 /t=8")
+		v.Close()
+		all.Close()
+	})
+}
+
 // gap writes between the list of a View and its watches.
 type gap struct {
 	*memory.Store
