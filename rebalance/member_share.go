@@ -228,6 +228,8 @@ func (m *Member) changed(p registry.Partition, why string) {
 func (m *Member) leave() {
 	m.leaving = true
 	m.storm.divideAt, m.expecting, m.frozen = 0, false, false
+	// A stop does not sit out the pause after what failed before it.
+	m.retryAt, m.retrying = 0, minRetryPause
 	m.setShare(nil, "leaving")
 	for p := range m.parts {
 		m.touch(p)
