@@ -164,10 +164,11 @@ func (m *Member) ownerSeen(e OwnerSeen) []Action {
 // dropHeld notes that somebody took the owner key away.
 func (m *Member) dropHeld(p registry.Partition, pt *part, reason string) []Action {
 	var out []Action
-	if pt.state != releasing {
+	if pt.state != releasing { // else it may be our own release, whose answer is to come
 		out = append(out, Lose{p, pt.token, reason})
+		pt.why = reason
 	}
-	pt.state, pt.token, pt.why = idle, 0, reason
+	pt.state, pt.token = idle, 0
 	m.touch(p)
 	return out
 }
