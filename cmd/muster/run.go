@@ -31,7 +31,7 @@ func runCommand() *cli.Command {
 		&cli.DurationFlag{Name: "grace", Value: defaultGrace, Usage: "how long a child has to stop after SIGTERM, before it is killed"},
 		&cli.StringFlag{Name: "on-exit", Value: string(runner.Restart), Usage: "when a child ends by itself: restart, restart-on-failure or stop"},
 		&cli.BoolFlag{Name: "prefix", Usage: "begin each line that a child prints with its topic and partition"},
-		&cli.DurationFlag{Name: "session-timeout", Usage: "after which a member that went silent loses its partitions, 2s to 60s (default: 6s)"},
+		&cli.DurationFlag{Name: "session-timeout", DefaultText: "6s", Usage: "after which a member that went silent loses its partitions, 2s to 60s"},
 		memberHTTPFlag(),
 		&cli.StringFlag{Name: "id", Usage: "name of this member in the group (default: <hostname>:<uuid>)"},
 	}
