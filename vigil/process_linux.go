@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
@@ -16,6 +17,9 @@ type process struct {
 	pid  int32 // as this process sees it; 0 if it cannot, since it is in another namespace
 	uid  uint32
 	file *os.File
+	// closed tells wait why it failed: a raw connection whose file was closed meanwhile
+	// says so with an error that is not os.ErrClosed.
+	closed atomic.Bool
 }
 
 // peerProcess is the process that connected c. Its pidfd comes from the kernel, or
@@ -74,6 +78,9 @@ func findPeer(c *net.UnixConn, pidfd func(socket int) (int, error)) (*process, e
 // process was closed before, or an error says why it cannot be waited for.
 func (p *process) wait() (ended bool, err error) {
 	raw, err := p.file.SyscallConn()
+	if err != nil && p.closed.Load() {
+		return false, nil
+	}
 	if err != nil {
 		return false, fmt.Errorf("wait for process %d: %w", p.pid, err)
 	}
@@ -81,7 +88,7 @@ func (p *process) wait() (ended bool, err error) {
 		ended = readable(int(fd))
 		return ended
 	})
-	if err != nil && !errors.Is(err, os.ErrClosed) {
+	if err != nil && !p.closed.Load() {
 		return false, fmt.Errorf("wait for process %d: %w", p.pid, err)
 	}
 	return ended, nil
@@ -99,7 +106,10 @@ func readable(fd int) bool {
 }
 
 // close makes wait return.
-func (p *process) close() { _ = p.file.Close() }
+func (p *process) close() {
+	p.closed.Store(true)
+	_ = p.file.Close()
+}
 
 // lockDir keeps other daemons from looking at the sockets of a directory, until
 // unlock.
