@@ -127,6 +127,9 @@ type treeCheck struct {
 var (
 	uuidText    = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 	clusterText = regexp.MustCompile(`^[A-Za-z0-9_-]{22}$`)
+	sha256Text  = regexp.MustCompile(`^[0-9a-f]{64}$`)
+	actionText  = regexp.MustCompile(`^(claimed|released)$`)
+	anyText     = regexp.MustCompile(`.`)
 	decimalText = regexp.MustCompile(`^(0|[1-9][0-9]*)$`)
 )
 
@@ -238,7 +241,14 @@ func (c *treeCheck) group(group, topic string, h homes, consumers ...string) {
 	leases := map[string]int64{}
 	for _, id := range consumers {
 		leases[id+"-0"] = c.record(base+"/ids/"+id, true, map[string]any{"version": 1.0, "subscription": map[string]any{topic: 1.0},
-			"pattern": "static", "timestamp": millis, "strategy": []any{"range"}}).Lease
+			"pattern": "static", "timestamp": millis, "strategy": []any{"range"}, "notice": matches(sha256Text)}).Lease
+	}
+	for key := range c.left {
+		if strings.HasPrefix(key, base+"/history/") {
+			c.record(key, false, map[string]any{"version": 1.0, "timestamp": millis, "member": matches(anyText), "action": matches(actionText),
+				"partitions": func(v any) bool { m, ok := v.(map[string]any); return ok && len(m) > 0 }, "reason": matches(anyText),
+				"strategy": "range", "snapshot": matches(decimalText)})
+		}
 	}
 	for p, thread := range share(h, consumers...) {
 		kv := c.take(fmt.Sprintf("%s/owners/%s/%s", base, topic, h.name(p)), true)
