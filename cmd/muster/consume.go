@@ -20,7 +20,7 @@ func consumeCommand() *cli.Command {
 		&cli.IntFlag{Name: "streams", Value: 1, Usage: "how many partitions of a topic, or of all that --include and --exclude choose, are handled at a time"},
 		&cli.BoolFlag{Name: "from-beginning", Usage: "where nothing is committed, begin at the smallest offset"},
 		&cli.StringFlag{Name: "strategy", Usage: "how the group divides partitions: range, range-numeric, roundrobin, sticky; or a list with commas, the one preferred first (default: range)"},
-		&cli.StringFlag{Name: "format", Value: `%s\n`, Usage: `how to print a record: %t topic, %p partition, %o offset, %k key, %s value, %T timestamp, \n, \t`},
+		&cli.StringFlag{Name: "format", Value: `%s\n`, Usage: `how to print a record: %t topic, %p partition, %o offset, %k key, %s value, %T timestamp, %f fencing token, %N time now in ns, \n, \t`},
 		memberHTTPFlag(),
 		&cli.StringSliceFlag{Name: "set", Usage: "`NAME=VALUE`, one of Kafka's consumer settings; may be repeated"},
 	}

@@ -3,13 +3,16 @@ package main
 import (
 	"fmt"
 	"strconv"
+	"time"
 
 	"github.com/muster-io/muster/rebalance/consumer"
 )
 
 // format prints records by a template with kcat's tokens: %t topic, %p partition,
 // %o offset, %k key, %s value, %T timestamp in milliseconds, %% a percent sign,
-// and the escapes \n, \t, \r, \0 and \\.
+// and the escapes \n, \t, \r, \0 and \\; and two of our own: %f the fencing token of
+// the partition, %N the time in nanoseconds, taken before it is seen that the
+// partition is owned.
 type format []func(b []byte, r *consumer.Record) []byte
 
 func parseFormat(text string) (format, error) {
@@ -62,6 +65,10 @@ func field(token byte) func([]byte, *consumer.Record) []byte {
 		return func(b []byte, r *consumer.Record) []byte {
 			return strconv.AppendInt(b, r.Timestamp.UnixMilli(), 10)
 		}
+	case 'f':
+		return func(b []byte, r *consumer.Record) []byte { return strconv.AppendInt(b, r.Token(), 10) }
+	case 'N':
+		return func(b []byte, _ *consumer.Record) []byte { return strconv.AppendInt(b, time.Now().UnixNano(), 10) }
 	}
 	return nil
 }

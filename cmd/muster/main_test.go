@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -104,6 +105,14 @@ func TestFormat(t *testing.T) {
 		if got := string(f.print(nil, r)); got != want {
 			t.Errorf("%q: %q, want %q", text, got, want)
 		}
+	}
+	f, err := parseFormat("%N")
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := time.Now().UnixNano()
+	if n, err := strconv.ParseInt(string(f.print(nil, r)), 10, 64); err != nil || n < before || n > time.Now().UnixNano() {
+		t.Errorf("%%N printed %d after %d: %v", n, before, err)
 	}
 	for _, text := range []string{"%", `\`, "%x", `\q`} {
 		if _, err := parseFormat(text); err == nil {
