@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kgo"
+
 	"github.com/muster-io/muster/rebalance/consumer"
 	"github.com/muster-io/muster/registry"
 )
@@ -126,6 +128,51 @@ func TestCase11(t *testing.T) {
 	ownedAs(t, b, t1, "0:c1 1:c1 2:c2")
 	ownedAs(t, b, t2, "0:c1 1:c1 2:c2")
 	ownedAs(t, b, ghost, "")
+}
+
+// Field case 14: partitions that a topic gets while the group is stable are read from
+// their start, though the group begins at the end where nothing is committed.
+func TestCase14(t *testing.T) {
+	topic, group := name(t, "t"), name(t, "g")
+	createTopic(t, topic, 4)
+	produce(t, topic, 4, 0, 3)
+	got := make(chan string, 100)
+	handler := func(id string) consumer.Handler {
+		return func(_ context.Context, r *consumer.Record) error {
+			got <- fmt.Sprintf("%s: partition %d offset %d", id, r.Partition.Number, r.Offset)
+			return nil
+		}
+	}
+	for _, id := range []string{"c1", "c2"} {
+		start(t, consumer.Config{ID: id, Group: group, Topics: map[string]int32{topic: 1}}, handler(id))
+	}
+	ownedAs(t, group, topic, "0:c1 1:c1 2:c2 3:c2")
+	_, err := registry.AddPartitions(t.Context(), shared.store, root, topic, 8, []int32{1})
+	must(t, err)
+	k := newProducer(t)
+	want := map[string]bool{}
+	for p := int32(4); p < 8; p++ {
+		want[fmt.Sprintf("c2: partition %d offset 0", p)] = true
+		eventually(t, func() string { // the producer has to hear of them
+			if err := k.ProduceSync(t.Context(), &kgo.Record{Topic: topic, Partition: p, Value: []byte("v")}).FirstErr(); err != nil {
+				k.ForceMetadataRefresh()
+				return err.Error()
+			}
+			return ""
+		})
+	}
+	ownedAs(t, group, topic, "0:c1 1:c1 2:c1 3:c1 4:c2 5:c2 6:c2 7:c2")
+	for len(want) > 0 {
+		select {
+		case line := <-got:
+			if !want[line] {
+				t.Fatalf("delivered to %s; want %v", line, want)
+			}
+			delete(want, line)
+		case <-time.After(20 * time.Second):
+			t.Fatalf("not delivered: %v", want)
+		}
+	}
 }
 
 // groupEvents collects every change under a group's prefix until stop.

@@ -362,6 +362,34 @@ func TestCase58(t *testing.T) {
 	})
 }
 
+// Field case 62 (d): more partitions fall to one member than one transaction holds;
+// they are all claimed, and all given up.
+func TestCase62(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newArena(t)
+		a.topic("t", 150)
+		share := func(c1 int) string {
+			var text []string
+			for p := range 150 {
+				owner := "c1"
+				if p >= c1 {
+					owner = "c2"
+				}
+				text = append(text, fmt.Sprintf("t/%d:%s-0", p, owner))
+			}
+			return strings.Join(text, " ")
+		}
+		c1 := a.join(membership.Config{ID: "c1"}, nil)
+		a.ownedAs(time.Second, share(150))
+		c2 := a.join(membership.Config{ID: "c2"}, nil)
+		a.ownedAs(time.Second, share(75))
+		c1.leave()
+		a.ownedAs(time.Second, share(0))
+		c2.leave()
+		a.nothingLeft()
+	})
+}
+
 // Field case 63: the session of a member ends while it waits for a partition. It
 // stops waiting, and registers before it claims.
 func TestCase63(t *testing.T) {
