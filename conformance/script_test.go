@@ -76,6 +76,7 @@ type script struct {
 	uniform   bool            // all members have one stream
 	touched   map[string]bool // keys that somebody has deleted
 	revoked   map[int64]bool  // leases that somebody has revoked
+	compacted int64
 	seen      *observation
 	began     time.Time
 }
@@ -85,6 +86,14 @@ type producer struct {
 	*process
 	topic string
 	over  bool // the topic is deleted, and with it what was written
+}
+
+// stop ends it once it has written something.
+func (p *producer) stop() {
+	p.t.Helper()
+	until(p.t, patience, p.name+" was told that something is stored", func() bool { return p.size() > 0 })
+	p.signal(syscall.SIGTERM)
+	p.exits(0, patience)
 }
 
 // newScript starts a daemon and a watch of its registry.
@@ -249,6 +258,7 @@ func (s *script) leave() string {
 		return ""
 	}
 	a := s.one()
+	s.registered(a) // a program that has hardly begun just ends
 	a.gone = true
 	a.signal(syscall.SIGTERM)
 	a.exits(0, patience)
@@ -337,8 +347,7 @@ func (s *script) extra() string {
 	}
 	for _, p := range s.producers {
 		if p.topic == extraTopic && !p.over {
-			p.signal(syscall.SIGTERM)
-			p.exits(0, patience)
+			p.stop()
 			p.over = true
 		}
 	}
@@ -385,8 +394,11 @@ func (s *script) revoke() string {
 func (s *script) compact() string {
 	s.t.Helper()
 	revision := s.caughtUp()
-	p := s.start("tool", nil, nil, "etcdctl", "--endpoints", s.etcd, "compaction", fmt.Sprint(revision))
-	p.exits(0, patience)
+	if revision > s.compacted { // else nothing has happened since
+		s.compacted = revision
+		p := s.start("tool", nil, nil, "etcdctl", "--endpoints", s.etcd, "compaction", fmt.Sprint(revision))
+		p.exits(0, patience)
+	}
 	return fmt.Sprintf("history is compacted to %d", revision)
 }
 
@@ -509,8 +521,7 @@ func (s *script) drain() {
 	}
 	for _, p := range s.producers {
 		if !p.over {
-			p.signal(syscall.SIGTERM)
-			p.exits(0, patience)
+			p.stop()
 		}
 	}
 	s.quiet()
