@@ -139,14 +139,22 @@ func (m *Membership) complain(bad []error) {
 
 func (m *Membership) step(e rebalance.Event) {
 	var begun []*Ownership
+	begin := func() {
+		if len(begun) > 0 {
+			m.work.Begin(begun)
+			begun = nil
+		}
+	}
 	for _, a := range m.member.Step(m.store.Now(), e) {
+		switch a.(type) {
+		case rebalance.Revoke, rebalance.Lose:
+			begin() // it may be of what this very step has delivered
+		}
 		if o := m.act(a); o != nil {
 			begun = append(begun, o)
 		}
 	}
-	if len(begun) > 0 {
-		m.work.Begin(begun)
-	}
+	begin()
 	m.meter.stepped(m.store.Now(), m.owned)
 	if at, ok := m.member.Wake(); ok {
 		m.timer.Reset(max(at-m.store.Now(), 0))

@@ -2,6 +2,9 @@ package membership
 
 import (
 	"context"
+	"fmt"
+	"runtime"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,14 +14,32 @@ import (
 	"github.com/muster-io/muster/registry/memory"
 )
 
-// idle is work that notes how ownerships end.
-type idle struct{ revoked, lost []*Ownership }
+// idle is work that notes how ownerships begin and end.
+type idle struct {
+	mu            sync.Mutex
+	begun         map[*Ownership]bool
+	early         bool // a Drain was before its Begin
+	revoked, lost []*Ownership
+}
 
 func (w *idle) Snapshot(rebalance.Snapshot, registry.Snapshot) {}
-func (w *idle) Begin([]*Ownership)                             {}
-func (w *idle) Drain(*Ownership) bool                          { return true }
-func (w *idle) Revoked(o *Ownership)                           { w.revoked = append(w.revoked, o) }
-func (w *idle) Lost(o *Ownership, _ string)                    { w.lost = append(w.lost, o) }
+
+func (w *idle) Begin(list []*Ownership) {
+	runtime.Gosched() // so that a Drain that does not wait for it comes first
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, o := range list {
+		w.begun[o] = true
+	}
+}
+func (w *idle) Drain(o *Ownership) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.early = w.early || !w.begun[o]
+	return true
+}
+func (w *idle) Revoked(o *Ownership)        { w.revoked = append(w.revoked, o) }
+func (w *idle) Lost(o *Ownership, _ string) { w.lost = append(w.lost, o) }
 
 // bench is a membership without its loop: the test takes what is posted to it.
 type bench struct {
@@ -31,7 +52,7 @@ type bench struct {
 
 func newBench(t *testing.T) *bench {
 	t.Helper()
-	b := &bench{t: t, st: memory.New(), work: &idle{}}
+	b := &bench{t: t, st: memory.New(), work: &idle{begun: map[*Ownership]bool{}}}
 	m, err := New(Config{Store: b.st, Group: "g", ID: "c", Subscription: Subscription{Topics: map[string]int32{"t": 1}}})
 	b.must(err)
 	m.ctx, m.cancel = context.WithCancel(context.Background())
@@ -194,5 +215,44 @@ func TestWriteTarget(t *testing.T) {
 			t.Errorf("one whose reply was lost is answered %+v", a)
 		}
 		b.st.SetHooks(memory.Hooks{})
+	})
+}
+
+// A claim may be answered when the time has come to look at a change that was put
+// off: the same step delivers the partition and takes it back. The work is told so in
+// that order, or it would begin with what has been given up.
+func TestClaimedAndRevokedInOneStep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		defer b.done()
+		const others = 40
+		snapshot := func(after int64, partitions int32, names string) rebalance.Snapshot {
+			s := rebalance.Snapshot{Revision: b.reg.Revision + after, Registered: b.reg.Revision, Topology: rebalance.Topology{"t": nil},
+				Incarnations: map[string]int64{"t": 1}, Members: []rebalance.MemberInfo{{ID: "c", Subscription: map[string]int32{"t": 1}}}}
+			for n := range partitions {
+				s.Topology["t"] = append(s.Topology["t"], registry.Partition{Topic: "t", Home: 1, Number: n})
+			}
+			for n := range others {
+				s.Members = append(s.Members, rebalance.MemberInfo{ID: fmt.Sprintf("%s%03d", names, n), Subscription: map[string]int32{"t": 1}})
+			}
+			return s
+		}
+		b.step(rebalance.Registered{Registration: b.reg})
+		b.step(snapshot(0, others+1, "x")) // each member has one
+		b.step(snapshot(1, others+2, "x")) // a change, looked at once; ours stays
+		b.step(snapshot(2, others, "a"))   // put off: nothing is left for us
+		time.Sleep(time.Second)
+		b.step(rebalance.ClaimAnswered{Number: 1, Revision: b.reg.Revision, Outcomes: []rebalance.ClaimOutcome{{Mine: true, Token: b.reg.Revision}}})
+		o := b.owned[p0]
+		if o == nil {
+			t.Fatal("nothing is delivered")
+		}
+		<-o.Revoked()
+		synctest.Wait()
+		b.work.mu.Lock()
+		defer b.work.mu.Unlock()
+		if !b.work.begun[o] || b.work.early {
+			t.Errorf("begun %v, drained before %v", b.work.begun[o], b.work.early)
+		}
 	})
 }
