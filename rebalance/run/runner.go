@@ -313,7 +313,7 @@ func (r *Runner) step(u *unit, in input) {
 	case do.kill:
 		r.sent++
 		r.send(command{Kill: u.id, Number: r.sent})
-		if in.kind == inLose && r.urgent.number == 0 {
+		if in.kind == inLose && r.urgent.number == 0 && r.keeper != nil { // else it is killed by the sweep
 			r.urgent = urgency{r.sent, boottime() + urgentWait}
 		}
 	case do.stop:

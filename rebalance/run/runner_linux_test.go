@@ -111,6 +111,32 @@ func TestRunnerKillsAWatchdogThatDoesNotKill(t *testing.T) {
 	b.r.Revoked(second)
 }
 
+// A partition that is lost when the watchdog has just ended is not waited for by the
+// next one, which knows nothing of its child and would be killed for not answering.
+func TestRunnerLosesBetweenWatchdogs(t *testing.T) {
+	b := newBench(t, `echo $$ >$D/leader-$MUSTER_FENCE; exec sleep 100`)
+	first, end := b.own(1)
+	former := b.pid("leader-1")
+	end()
+	b.r.post(func() {
+		b.r.keeper.kill()
+		for range b.r.keeper.reports {
+		}
+		b.r.keeperEnded()
+		b.r.step(b.r.unitOf(first), input{kind: inLose})
+		if b.r.urgent.number != 0 {
+			t.Error("an answer is waited for that nobody will give")
+		}
+	})
+	second, endSecond := b.own(2)
+	b.pid("leader-2")
+	if running(former) {
+		t.Error("the former child runs")
+	}
+	endSecond()
+	b.r.Lost(second, "test")
+}
+
 // A Hurry that comes when Run has ended, or could not begin, does not wait for it.
 func TestRunnerHurriesAtAnyTime(t *testing.T) {
 	r, err := New(Config{Command: []string{"/nosuch/program"}, Watchdog: []string{"/nosuch/watchdog"},
