@@ -13,6 +13,9 @@ import (
 // more waited for.
 const answerWait = time.Second
 
+// closeWait is how soon a watchdog must have ended by itself.
+const closeWait = 2 * time.Second
+
 // keeper is the first process's end of a watchdog.
 type keeper struct {
 	cmd      *exec.Cmd
@@ -76,10 +79,16 @@ func (k *keeper) send(c command) { k.commands.send(c) }
 // kill ends the watchdog, and with it its children.
 func (k *keeper) kill() { _ = k.cmd.Process.Kill() }
 
-// close has the watchdog kill what is left and end, and waits for that.
-func (k *keeper) close() {
+// close has the watchdog kill what is left and end, and waits for that. One that
+// does not, perhaps because it is stopped, is killed, and what it leaves behind too.
+func (k *keeper) close() error {
 	k.commands.close()
+	late := time.AfterFunc(closeWait, k.kill)
 	for range k.reports {
 	}
 	<-k.ended
+	if late.Stop() {
+		return nil
+	}
+	return sweep()
 }

@@ -25,7 +25,7 @@ func startKeeper(*Config) (*keeper, error) { return nil, errPlatform }
 
 func (*keeper) send(command) {}
 func (*keeper) kill()        {}
-func (*keeper) close()       {}
+func (*keeper) close() error { return nil }
 
 func sweep() error { return errPlatform }
 

@@ -195,7 +195,7 @@ func (r *Runner) Run(ctx context.Context) error {
 		r.setTimer()
 	}
 	if r.keeper != nil {
-		r.keeper.close()
+		r.fail(r.keeper.close())
 	}
 	return r.err
 }

@@ -137,6 +137,29 @@ func TestRunnerLosesBetweenWatchdogs(t *testing.T) {
 	b.r.Lost(second, "test")
 }
 
+// A watchdog that is stopped when all is done does not keep the run from its end.
+func TestRunnerEndsThoughTheWatchdogIsStopped(t *testing.T) {
+	b := newBench(t, `echo $$ >$D/leader; exec sleep 100`)
+	o, end := b.own(1)
+	watchdog, _ := readProcess(b.pid("leader"))
+	if !b.r.Drain(o) {
+		t.Fatal("lost")
+	}
+	end()
+	b.r.Revoked(o)
+	if err := unix.Kill(watchdog.parent, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	b.cancel()
+	select {
+	case err := <-b.done:
+		b.done <- err
+	case <-time.After(patience):
+		_ = unix.Kill(watchdog.parent, unix.SIGCONT)
+		t.Error("the run does not end")
+	}
+}
+
 // A Hurry that comes when Run has ended, or could not begin, does not wait for it.
 func TestRunnerHurriesAtAnyTime(t *testing.T) {
 	r, err := New(Config{Command: []string{"/nosuch/program"}, Watchdog: []string{"/nosuch/watchdog"},

@@ -44,7 +44,9 @@ func newKennel(t *testing.T) *kennel {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		k.close()
+		if err := k.close(); err != nil {
+			t.Error(err)
+		}
 		if err := sweep(); err != nil {
 			t.Error(err)
 		}
