@@ -170,7 +170,7 @@ func (d *driver) deliverRun(o *delivery, b queued) (n int, ok bool) {
 		if verdict == wait {
 			return n, true
 		}
-		if verdict == handOver && !d.deliverOne(o, r, t) {
+		if verdict == handOver && !d.deliverOne(o, r, &t) {
 			return n, false
 		}
 		if n++; time.Since(began) >= laneTime {
@@ -180,7 +180,7 @@ func (d *driver) deliverRun(o *delivery, b queued) (n int, ok bool) {
 	return n, true
 }
 
-func (d *driver) deliverOne(o *delivery, r *kgo.Record, t ticket) bool {
+func (d *driver) deliverOne(o *delivery, r *kgo.Record, t *ticket) bool {
 	rec := Record{Partition: o.Partition, Offset: r.Offset, Timestamp: r.Timestamp, Key: r.Key, Value: r.Value, owner: o}
 	for _, h := range r.Headers {
 		rec.Headers = append(rec.Headers, Header{Key: h.Key, Value: h.Value})
@@ -209,7 +209,7 @@ func (d *driver) handle(o *delivery, r *Record) error {
 
 // finished takes the application's word on a record; false if no more of the
 // partition is to be handed over.
-func (d *driver) finished(o *delivery, t ticket, err error) bool {
+func (d *driver) finished(o *delivery, t *ticket, err error) bool {
 	switch {
 	case err == nil:
 		t.end(true)

@@ -47,6 +47,7 @@ type ticket struct {
 	offset int64
 	bytes  int
 	seeks  uint64
+	ended  bool // with p.mu held
 }
 
 type verdict int
@@ -71,17 +72,22 @@ func (p *progress) begin(offset int64, bytes, limit int, fetch uint64) (ticket, 
 	p.open = append(p.open, handout{offset: offset})
 	p.inHand++
 	p.bytes += bytes
-	return ticket{p, offset, bytes, p.seeks}, handOver
+	return ticket{p: p, offset: offset, bytes: bytes, seeks: p.seeks}, handOver
 }
 
 func (p *progress) full(limit int) bool { return p.paused || p.inHand > 0 && p.bytes > limit }
 
-// end takes a record out of the application's hand. Offsets advance only over what
-// is finished without a gap.
-func (t ticket) end(finished bool) {
+// end takes a record out of the application's hand, once: a handler may return an
+// error for a record that it has held. Offsets advance only over what is finished
+// without a gap.
+func (t *ticket) end(finished bool) {
 	p := t.p
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if t.ended {
+		return
+	}
+	t.ended = true
 	p.inHand--
 	p.bytes -= t.bytes
 	if finished && t.seeks == p.seeks {

@@ -240,6 +240,43 @@ func TestHeldRecordsAndTheEndOfOwnership(t *testing.T) {
 	})
 }
 
+// A record is finished once, whatever a handler says of it: by holding it twice, or by
+// holding it and returning an error all the same. Others in hand are waited for still.
+func TestHeldRecordIsFinishedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		done := map[int64][]func(error){}
+		h := &handed{then: func(_ context.Context, r *Record) error {
+			done[r.Offset] = append(done[r.Offset], r.Hold(), r.Hold())
+			if r.Offset == 2 {
+				return errors.New("no")
+			}
+			return nil
+		}}
+		b := newBench(t, time.Hour, h.handle, nil)
+		defer b.close()
+		o := b.own(0, 0)
+		o.starts <- startAt{from: 0}
+		o.feed(0, 5)
+		h.is(t, "[0@0 0@1 0@2]")
+		for _, finish := range done[2] {
+			finish(nil)
+		}
+		for _, finish := range done[1] {
+			finish(nil)
+		}
+		b.revokes[o]()
+		synctest.Wait()
+		if o.ended() || o.next.Load() != 0 {
+			t.Errorf("with the first record in hand: ended %v at %d", o.ended(), o.next.Load())
+		}
+		done[0][1](nil)
+		synctest.Wait()
+		if !o.ended() || o.next.Load() != 2 || b.stops.Load() != 1 {
+			t.Errorf("ended %v at %d, stopped %d times", o.ended(), o.next.Load(), b.stops.Load())
+		}
+	})
+}
+
 // The bytes of the records that are held are bounded.
 func TestHeldRecordsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
