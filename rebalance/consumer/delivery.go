@@ -327,8 +327,9 @@ func (q *queue) resume(limit int) bool {
 	return true
 }
 
-// fetchEnds: what the client reads of the partition it reads anew, without a pause.
-func (q *queue) fetchEnds() {
+// fetchBegins: the client begins to read the partition, and does so without a pause,
+// whatever has been pushed since it ended.
+func (q *queue) fetchBegins() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.paused = false

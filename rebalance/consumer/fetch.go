@@ -250,9 +250,6 @@ func (r *reading) reconcile() {
 	for tn, s := range r.active {
 		if want[tn] != s {
 			ended[tn.topic] = append(ended[tn.topic], tn.number)
-			if want[tn].o == s.o {
-				s.o.queue.fetchEnds()
-			}
 			delete(r.active, tn)
 		}
 	}
@@ -270,6 +267,7 @@ func (r *reading) reconcile() {
 			begin[tn.topic] = map[int32]kgo.Offset{}
 		}
 		begin[tn.topic][tn.number] = kgo.NewOffset().At(s.offset)
+		s.o.queue.fetchBegins()
 		r.active[tn] = s
 		if r.topics[tn.topic] == 0 {
 			r.topics[tn.topic] = incarnations[tn.topic]

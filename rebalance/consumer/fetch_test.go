@@ -284,6 +284,33 @@ func TestReconcile(t *testing.T) {
 	}
 }
 
+// A fetch that ends where the offset is out of range takes its pause along: the client
+// begins anew without one, and can be paused again.
+func TestRestartedFetchCanBePaused(t *testing.T) {
+	b := newBench(t, time.Hour, quiet, nil)
+	defer b.close()
+	client, err := kgo.NewClient(kgo.SeedBrokers("127.0.0.1:1"), kgo.ConsumeResetOffset(kgo.NoResetOffset()))
+	b.must(err)
+	defer client.Close()
+	f, limit := b.d.fetch, b.d.c.cfg.MaxBufferedBytes
+	r := newReading(f, client)
+	o := b.own(0, 0)
+	f.add(o, 3)
+	r.reconcile()
+	was := r.active[o.number()]
+	o.queue.push(queued{bytes: limit + 1}, limit)
+	r.restart(o.number(), was)
+	r.reconcile()
+	f.again(was, 1)
+	r.reconcile()
+	if r.active[o.number()].offset != 1 {
+		t.Fatalf("read is %+v", r.active[o.number()])
+	}
+	if !o.queue.push(queued{bytes: limit + 1}, limit) {
+		t.Error("a full queue does not pause the fetch")
+	}
+}
+
 // The client forgets a topic that was deleted once nothing of it is read any more, and
 // before it is read under the id of a new one.
 func TestDeletedTopicsAreForgotten(t *testing.T) {
