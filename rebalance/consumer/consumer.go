@@ -104,8 +104,11 @@ type Listener struct {
 	Rebalanced func(r rebalance.Rebalanced)
 	// Assigned: records follow, from a.Offset on. ctx ends when ownership ends: after
 	// Revoked, or before Lost.
-	Assigned  func(ctx context.Context, a Assignment)
-	Revoked   func(p registry.Partition, next int64) // given up in order; next is committed
+	Assigned func(ctx context.Context, a Assignment)
+	// Revoked: given up in order; next is committed. It is -1, as it may be without an
+	// Assigned before, where it was not yet known where to begin.
+	Revoked func(p registry.Partition, next int64)
+	// Lost: ownership has ended already. It may come without an Assigned before, too.
 	Lost      func(p registry.Partition, reason string)
 	Committed func(p registry.Partition, next int64)
 	Waiting   func(p registry.Partition, holder string)
