@@ -317,32 +317,73 @@ func TestOwnKeyOfAnotherStream(t *testing.T) {
 	})
 }
 
-// A member that has been registered goes on though another process lives under its
-// id, and is back when that has gone.
+// A member whose id another process takes while it is registered gives up what it
+// owns, for the group counts the other, and is back if that goes soon; but it ends if
+// that lives on.
 func TestIDTakenLater(t *testing.T) {
+	for name, back := range map[string]bool{"the other goes soon": true, "the other lives on": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a := newArena(t)
+				a.topic("t", 1)
+				m := a.join(membership.Config{ID: "c1"}, nil)
+				a.ownedAs(time.Second, "t/0:c1-0")
+				thief, err := registry.OpenSession(t.Context(), a.st, registry.SessionOptions{})
+				a.must(err)
+				mine := a.list(a.group.ID("c1"))[0]
+				a.write(registry.Delete(mine.Key))
+				a.write(registry.Put(mine.Key, mine.Value, thief.Lease()))
+				a.ownedAs(time.Second, "")
+				if got := m.story(); got != "begin 0, lost 0: session lost" {
+					t.Errorf("told: %s", got)
+				}
+				if !back {
+					<-m.done
+					if _, held := errors.AsType[*registry.HeldError](m.err); !held {
+						t.Errorf("it ends with %v", m.err)
+					}
+					a.must(thief.Close(context.Background()))
+					a.nothingLeft()
+					return
+				}
+				a.must(thief.Close(t.Context()))
+				a.ownedAs(5*time.Second, "t/0:c1-0")
+				m.leave()
+				a.nothingLeft()
+			})
+		})
+	}
+}
+
+// A member that leaves does so in order, also when it finds by then that another
+// process has its id.
+func TestIDTakenWhileLeaving(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newArena(t)
 		a.topic("t", 1)
-		m := a.join(membership.Config{ID: "c1"}, nil)
+		way := &cable{Store: a.st}
+		finish := make(chan struct{})
+		m := a.join(membership.Config{ID: "c1", Store: way}, func(*membership.Ownership) bool { <-finish; return true })
 		a.ownedAs(time.Second, "t/0:c1-0")
 		thief, err := registry.OpenSession(t.Context(), a.st, registry.SessionOptions{})
 		a.must(err)
 		mine := a.list(a.group.ID("c1"))[0]
+		way.cut.Store(true)
 		a.write(registry.Delete(mine.Key))
 		a.write(registry.Put(mine.Key, mine.Value, thief.Lease()))
-		time.Sleep(5 * registry.DefaultTTL)
-		select {
-		case <-m.done:
-			t.Fatalf("it has left: %v", m.err)
-		default:
+		synctest.Wait() // it registers again, and gets no answer
+		way.cut.Store(false)
+		m.cancel()
+		time.Sleep(10 * time.Second)
+		if !a.says("another process has this consumer id") {
+			t.Error("it has not found out")
 		}
-		a.ownedAs(0, "t/0:c1-0") // its lease lives, and so does what it owns
+		close(finish)
+		<-m.done
+		if got := m.story(); got != "begin 0, revoked 0" {
+			t.Errorf("told: %s", got)
+		}
 		a.must(thief.Close(t.Context()))
-		time.Sleep(5 * time.Second)
-		if kvs := a.list(a.group.ID("c1")); len(kvs) != 1 || kvs[0].Lease != mine.Lease {
-			t.Errorf("registered: %v", kvs)
-		}
-		m.leave()
 		a.nothingLeft()
 	})
 }

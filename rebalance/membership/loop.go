@@ -192,7 +192,7 @@ func (m *Membership) act(a rebalance.Action) *Ownership {
 	case rebalance.Reregister:
 		s := m.session
 		m.log.Warn("registration was deleted by somebody; registering again")
-		m.tasks.Go(func() { m.register(s) })
+		m.tasks.Go(func() { m.register(s, true) })
 	case rebalance.Rebalanced:
 		m.strategy, m.revision = a.Strategy, a.Revision
 		m.log.Debug("rebalanced", "rev", a.Revision, "strategy", a.Strategy, "members", a.Members, "share", a.Share, "reason", a.Reason)

@@ -152,7 +152,8 @@ type Membership struct {
 
 	looping    atomic.Bool // Run has begun to serve posts, and goes on to
 	registered bool        // under the present session
-	// wasRegistered: under any session; also read by those that register.
+	// wasRegistered: under any session, unless another process took the id; also read by
+	// those that register.
 	wasRegistered atomic.Bool
 
 	meter meter

@@ -26,7 +26,7 @@ func (m *Membership) join(former *registry.Session) {
 			s, err := m.open(former)
 			if err == nil {
 				if m.post(func() { m.session = s }) {
-					m.register(s)
+					m.register(s, false)
 				} else {
 					if err := m.drop(s); err != nil {
 						m.log.Warn("lease is left to run out", "error", err)
@@ -85,9 +85,10 @@ func (c *conflict) alive(now time.Duration, held *registry.HeldError) bool {
 	return now > c.until
 }
 
-// register puts this member into the group. Registration step 1: register. An id that another process lives under
-// ends a member that has not been registered yet, rather than both waiting for ever.
-func (m *Membership) register(s *registry.Session) {
+// register puts this member into the group, or with again back into it. Registration
+// step 1: register. An id that another process lives under ends a member that has not
+// been registered yet, rather than both waiting for ever.
+func (m *Membership) register(s *registry.Session, again bool) {
 	var other conflict
 	secret := vigil.NewSecret() // one for all attempts: any of them may have taken effect
 	for pause := minJoinPause; m.ctx.Err() == nil && s.Alive(); pause = min(2*pause, maxJoinPause) {
@@ -125,6 +126,10 @@ func (m *Membership) register(s *registry.Session) {
 		var held *registry.HeldError
 		if errors.As(err, &held) {
 			err = fmt.Errorf("another process has this consumer id: %w", err)
+			if again && held.KV.Lease != 0 {
+				m.post(func() { m.displaced(s, err) })
+				return
+			}
 			if !m.wasRegistered.Load() && other.alive(m.store.Now(), held) {
 				m.post(func() { m.leave(err) })
 				return
@@ -134,6 +139,18 @@ func (m *Membership) register(s *registry.Session) {
 		m.doubt(s, err)
 		sleep(m.ctx, pause)
 	}
+}
+
+// displaced gives up what is owned where another process has taken the id of this
+// member: the group counts the other, and would wait for our owner keys without end. From
+// here on this member is one that starts while the id is in use.
+func (m *Membership) displaced(s *registry.Session, err error) {
+	m.log.Warn("registration was deleted, and its id is in use; what is owned is given up", "error", err)
+	if m.session != s || m.leaving {
+		return // all is given up as it is
+	}
+	m.wasRegistered.Store(false)
+	s.Abandon(err)
 }
 
 // record is the value of the registration.

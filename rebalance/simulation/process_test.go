@@ -250,7 +250,7 @@ func (p *process) join(former *session) {
 			s, err := p.open(t, former)
 			if err == nil {
 				p.session = s
-				p.register(t, s)
+				p.register(t, s, false)
 				return
 			}
 			p.w.tell("%s cannot join: %v", p.id, err)
@@ -277,8 +277,9 @@ func (p *process) open(t *task, former *session) (*session, error) {
 	return s, nil
 }
 
-// register puts the member into the group, as registry.Register does.
-func (p *process) register(t *task, s *session) {
+// register puts the member into the group, as registry.Register does, or with again back
+// into it: the session ends if another process has the id by then.
+func (p *process) register(t *task, s *session, again bool) {
 	key := p.w.group.ID(p.id)
 	value, err := registry.Encode(p.record)
 	p.w.must(err)
@@ -297,6 +298,13 @@ func (p *process) register(t *task, s *session) {
 			reg = registry.Registration{Key: key, Revision: res.Revision}
 		case res.Items[0].KVs[0].Lease == s.lease:
 			reg = registry.Registration{Key: key, Revision: res.Items[0].KVs[0].ModRevision}
+		case again:
+			p.post(func() {
+				if p.session == s && !p.leaving {
+					s.end("another process has its id")
+				}
+			})
+			return
 		}
 		if reg.Revision != 0 {
 			p.post(func() {
@@ -482,7 +490,7 @@ func (p *process) act(a rebalance.Action) *delivery {
 	case rebalance.Reregister:
 		w.counts[reregistered]++
 		if s := p.session; w.off != reregister {
-			w.spawn(p, func(t *task) { p.register(t, s) })
+			w.spawn(p, func(t *task) { p.register(t, s, true) })
 		}
 	case rebalance.Propose:
 		s := p.session
