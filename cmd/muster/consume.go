@@ -61,12 +61,15 @@ func consume(c *cli.Context) error {
 	} else if cfg.Streams < 1 {
 		return wrongUse("--streams: want at least 1")
 	}
+	if err := cfg.Validate(); err != nil {
+		return wrongUse("%w", err)
+	}
 	return withClient(c, func(ctx context.Context, cl *client) error {
 		cfg.Store, cfg.Root, cfg.Logger, cfg.Metrics = cl.store, cl.root, cl.log, membership.NewMetrics()
 		p := printer{c: c, format: f}
 		cons, err := consumer.New(cfg, p.print)
 		if err != nil {
-			return wrongUse("%w", err)
+			return err
 		}
 		stop, err := serveMember(c, cl.log, cons, cfg.Metrics)
 		if err != nil {

@@ -97,12 +97,15 @@ func runChildren(c *cli.Context) error {
 	}
 	cfg.Membership = membership.Config{Group: c.String("group"), ID: c.String("id"), SessionTimeout: c.Duration("session-timeout"),
 		Subscription: membership.Subscription{Topics: topics}, Strategies: list(c.String("strategy"))}
+	if err := cfg.Validate(); err != nil {
+		return wrongUse("%w", err)
+	}
 	return withClient(c, func(ctx context.Context, cl *client) error {
 		cfg.Membership.Store, cfg.Membership.Root, cfg.Membership.Logger = cl.store, cl.root, cl.log
 		cfg.Membership.Metrics = membership.NewMetrics()
 		r, err := runner.New(cfg)
 		if err != nil {
-			return wrongUse("%w", err)
+			return err
 		}
 		stop, err := serveMember(c, cl.log, r, cfg.Membership.Metrics)
 		if err != nil {

@@ -207,37 +207,56 @@ type Consumer struct {
 
 // New checks the configuration. Without a handler the records are read from Streams.
 func New(cfg Config, h Handler) (*Consumer, error) {
-	if cfg.Reset == "" {
-		cfg.Reset = Largest
-	}
-	if cfg.Reset != Largest && cfg.Reset != Smallest {
-		return nil, fmt.Errorf("auto.offset.reset %q: want largest or smallest", cfg.Reset)
-	}
-	if cfg.CommitInterval < 0 || min(cfg.MaxBufferedBytes, cfg.MaxTotalBytes, cfg.FetchBytes) < 0 || cfg.FetchBytes > math.MaxInt32 {
-		return nil, fmt.Errorf("commit interval %s, %d buffered bytes, %d in total, fetch of %d: want none below 0, the last at most %d",
-			cfg.CommitInterval, cfg.MaxBufferedBytes, cfg.MaxTotalBytes, cfg.FetchBytes, math.MaxInt32)
-	}
-	setDefault(&cfg.CommitInterval, DefaultCommitInterval)
-	setDefault(&cfg.MaxBufferedBytes, DefaultBufferedBytes)
-	setDefault(&cfg.MaxTotalBytes, DefaultTotalBytes)
-	setDefault(&cfg.FetchBytes, DefaultFetchBytes)
-	subscription, err := cfg.subscription()
+	group, err := cfg.complete()
 	if err != nil {
 		return nil, err
 	}
-	member, err := membership.New(membership.Config{Store: cfg.Store, Root: cfg.Root, Group: cfg.Group, ID: cfg.ID,
-		Subscription: subscription, Strategies: cfg.Strategies, SessionTimeout: cfg.SessionTimeout, LeaveTimeout: cfg.LeaveTimeout,
-		ComplaintPause: cfg.ComplaintPause, View: cfg.View, Watched: true, Logger: cfg.Logger, Metrics: cfg.Metrics,
-		Listener: membership.Listener{Registered: cfg.Listener.Registered, Rebalanced: cfg.Listener.Rebalanced,
-			Waiting: cfg.Listener.Waiting, Refused: cfg.Listener.Refused}})
+	member, err := membership.New(group)
 	if err != nil {
 		return nil, err
 	}
-	c := &Consumer{cfg: cfg, group: cfg.Root.Group(cfg.Group), handler: h, member: member, filtered: subscription.Pattern != ""}
+	c := &Consumer{cfg: cfg, group: cfg.Root.Group(cfg.Group), handler: h, member: member, filtered: group.Subscription.Pattern != ""}
 	if h == nil {
-		c.streams = newStreams(subscription)
+		c.streams = newStreams(group.Subscription)
 	}
 	return c, nil
+}
+
+// Validate tells what New would refuse, before there is a store.
+func (c Config) Validate() error {
+	group, err := c.complete()
+	if err != nil {
+		return err
+	}
+	return group.Validate()
+}
+
+// complete checks what is not the membership's to check, fills in the defaults, and
+// returns the configuration of the membership.
+func (c *Config) complete() (group membership.Config, err error) {
+	if c.Reset == "" {
+		c.Reset = Largest
+	}
+	if c.Reset != Largest && c.Reset != Smallest {
+		return group, fmt.Errorf("auto.offset.reset %q: want largest or smallest", c.Reset)
+	}
+	if c.CommitInterval < 0 || min(c.MaxBufferedBytes, c.MaxTotalBytes, c.FetchBytes) < 0 || c.FetchBytes > math.MaxInt32 {
+		return group, fmt.Errorf("commit interval %s, %d buffered bytes, %d in total, fetch of %d: want none below 0, the last at most %d",
+			c.CommitInterval, c.MaxBufferedBytes, c.MaxTotalBytes, c.FetchBytes, math.MaxInt32)
+	}
+	setDefault(&c.CommitInterval, DefaultCommitInterval)
+	setDefault(&c.MaxBufferedBytes, DefaultBufferedBytes)
+	setDefault(&c.MaxTotalBytes, DefaultTotalBytes)
+	setDefault(&c.FetchBytes, DefaultFetchBytes)
+	subscription, err := c.subscription()
+	if err != nil {
+		return group, err
+	}
+	return membership.Config{Store: c.Store, Root: c.Root, Group: c.Group, ID: c.ID,
+		Subscription: subscription, Strategies: c.Strategies, SessionTimeout: c.SessionTimeout, LeaveTimeout: c.LeaveTimeout,
+		ComplaintPause: c.ComplaintPause, View: c.View, Watched: true, Logger: c.Logger, Metrics: c.Metrics,
+		Listener: membership.Listener{Registered: c.Listener.Registered, Rebalanced: c.Listener.Rebalanced,
+			Waiting: c.Listener.Waiting, Refused: c.Listener.Refused}}, nil
 }
 
 func setDefault[T time.Duration | int](v *T, to T) {

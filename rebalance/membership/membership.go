@@ -165,22 +165,11 @@ type Membership struct {
 
 // New checks the configuration.
 func New(cfg Config) (*Membership, error) {
-	if err := registry.ValidateGroupName(cfg.Group); err != nil {
-		return nil, fmt.Errorf("group.id: %w", err)
+	if err := cfg.complete(); err != nil {
+		return nil, err
 	}
 	if cfg.Store == nil {
 		return nil, errors.New("a member needs a store")
-	}
-	if err := cfg.Subscription.check(); err != nil {
-		return nil, err
-	}
-	if len(cfg.Strategies) == 0 {
-		cfg.Strategies = []string{rebalance.StrategyRange}
-	}
-	for _, s := range cfg.Strategies {
-		if !rebalance.Known(s) {
-			return nil, fmt.Errorf("partition.assignment.strategy %q: want range, range-numeric, roundrobin or sticky", s)
-		}
 	}
 	if cfg.ID == "" {
 		id, err := newID()
@@ -189,28 +178,50 @@ func New(cfg Config) (*Membership, error) {
 		}
 		cfg.ID = id
 	}
-	if _, err := registry.EscapeName(cfg.ID); err != nil {
-		return nil, fmt.Errorf("consumer.id: %w", err)
-	}
-	if cfg.LeaveTimeout < 0 || cfg.ComplaintPause < 0 {
-		return nil, fmt.Errorf("leave timeout %s, complaint pause %s: want none below 0", cfg.LeaveTimeout, cfg.ComplaintPause)
-	}
-	setDefault(&cfg.SessionTimeout, registry.DefaultTTL)
-	setDefault(&cfg.LeaveTimeout, DefaultLeaveTimeout)
-	setDefault(&cfg.ComplaintPause, DefaultComplaintPause)
-	if cfg.SessionTimeout < registry.MinTTL || cfg.SessionTimeout > registry.MaxTTL {
-		return nil, fmt.Errorf("zookeeper.session.timeout.ms %d: want %d to %d", cfg.SessionTimeout.Milliseconds(),
-			registry.MinTTL.Milliseconds(), registry.MaxTTL.Milliseconds())
-	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
 	m := &Membership{cfg: cfg, group: cfg.Root.Group(cfg.Group), log: cfg.Logger.With("group", cfg.Group, "member", cfg.ID),
 		store: cfg.Store, member: rebalance.NewMember(cfg.ID), posts: make(chan func()),
 		owned: map[registry.Partition]*Ownership{}, watches: map[registry.Partition]context.CancelFunc{},
 		reported: map[string]bool{}, waits: map[registry.Partition]*wait{}, pruneFrom: pruneStart(cfg.ID),
 		meter: meter{metrics: cfg.Metrics, group: cfg.Group}}
 	return m, nil
+}
+
+// Validate tells what New would refuse, before there is a store.
+func (c Config) Validate() error { return c.complete() }
+
+// complete checks all but the store, and fills in what is left to it.
+func (c *Config) complete() error {
+	if err := registry.ValidateGroupName(c.Group); err != nil {
+		return fmt.Errorf("group.id: %w", err)
+	}
+	if err := c.Subscription.check(); err != nil {
+		return err
+	}
+	if len(c.Strategies) == 0 {
+		c.Strategies = []string{rebalance.StrategyRange}
+	}
+	for _, s := range c.Strategies {
+		if !rebalance.Known(s) {
+			return fmt.Errorf("partition.assignment.strategy %q: want range, range-numeric, roundrobin or sticky", s)
+		}
+	}
+	if _, err := registry.EscapeName(c.ID); err != nil {
+		return fmt.Errorf("consumer.id: %w", err)
+	}
+	if c.LeaveTimeout < 0 || c.ComplaintPause < 0 {
+		return fmt.Errorf("leave timeout %s, complaint pause %s: want none below 0", c.LeaveTimeout, c.ComplaintPause)
+	}
+	setDefault(&c.SessionTimeout, registry.DefaultTTL)
+	setDefault(&c.LeaveTimeout, DefaultLeaveTimeout)
+	setDefault(&c.ComplaintPause, DefaultComplaintPause)
+	if c.SessionTimeout < registry.MinTTL || c.SessionTimeout > registry.MaxTTL {
+		return fmt.Errorf("zookeeper.session.timeout.ms %d: want %d to %d", c.SessionTimeout.Milliseconds(),
+			registry.MinTTL.Milliseconds(), registry.MaxTTL.Milliseconds())
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return nil
 }
 
 func (s *Subscription) check() error {

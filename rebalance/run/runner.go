@@ -100,23 +100,9 @@ const (
 
 // New checks the configuration.
 func New(cfg Config) (*Runner, error) {
-	if len(cfg.Command) == 0 || len(cfg.Watchdog) == 0 {
-		return nil, errors.New("want a command to run")
+	if err := cfg.complete(); err != nil {
+		return nil, err
 	}
-	if cfg.Grace < 0 {
-		return nil, fmt.Errorf("grace %s: want none below 0", cfg.Grace)
-	}
-	switch cfg.OnExit {
-	case "":
-		cfg.OnExit = Restart
-	case Restart, RestartOnFailure, Stop:
-	default:
-		return nil, fmt.Errorf("on exit %q: want %s, %s or %s", cfg.OnExit, Restart, RestartOnFailure, Stop)
-	}
-	cfg.Membership.LeaveTimeout = cfg.Grace + leaveMargin
-	// A daemon that revoked the lease as soon as this process has ended would be faster
-	// than the watchdog, which does it when the children are dead.
-	cfg.Membership.Watched = false
 	r := &Runner{posts: make(chan func()), ended: make(chan struct{}), starting: map[uint64]bool{}, units: map[*unit]struct{}{},
 		byID: map[uint64]*unit{}, turns: map[registry.Partition][]*unit{}, timer: time.NewTimer(time.Hour)}
 	registered := cfg.Membership.Listener.Registered
@@ -140,6 +126,36 @@ func (r *Runner) ID() string { return r.member.ID() }
 // Standing is how its membership stands; see membership.Membership.
 func (r *Runner) Standing(ctx context.Context) (membership.Standing, error) {
 	return r.member.Standing(ctx)
+}
+
+// Validate tells what New would refuse, before there is a store.
+func (c Config) Validate() error {
+	if err := c.complete(); err != nil {
+		return err
+	}
+	return c.Membership.Validate()
+}
+
+// complete checks what is not the membership's to check, and fills in what is left to it.
+func (c *Config) complete() error {
+	if len(c.Command) == 0 || len(c.Watchdog) == 0 {
+		return errors.New("want a command to run")
+	}
+	if c.Grace < 0 {
+		return fmt.Errorf("grace %s: want none below 0", c.Grace)
+	}
+	switch c.OnExit {
+	case "":
+		c.OnExit = Restart
+	case Restart, RestartOnFailure, Stop:
+	default:
+		return fmt.Errorf("on exit %q: want %s, %s or %s", c.OnExit, Restart, RestartOnFailure, Stop)
+	}
+	c.Membership.LeaveTimeout = c.Grace + leaveMargin
+	// A daemon that revoked the lease as soon as this process has ended would be faster
+	// than the watchdog, which does it when the children are dead.
+	c.Membership.Watched = false
+	return nil
 }
 
 // Run joins the group and runs children until ctx ends; then it has them stop, gives
