@@ -90,7 +90,7 @@ func ReadHistory(ctx context.Context, st Store, group GroupPaths) (list []Histor
 // older ones stays so.
 func PruneHistory(ctx context.Context, st Store, group GroupPaths, keep int) error {
 	keep = max(keep, 0)
-	req := RangeRequest{Key: group.History(), Prefix: true, ByCreated: true, KeysOnly: true, Limit: int64(keep + listPage)}
+	req := RangeRequest{Key: group.History(), Prefix: true, KeysOnly: true, Limit: int64(keep + listPage)}
 	for {
 		res, err := st.Range(ctx, req)
 		if err != nil {
@@ -99,7 +99,7 @@ func PruneHistory(ctx context.Context, st Store, group GroupPaths, keep int) err
 		slices.SortFunc(res.KVs, func(a, b KV) int {
 			return cmp.Or(cmp.Compare(a.CreateRevision, b.CreateRevision), strings.Compare(a.Key, b.Key))
 		})
-		// Where there are more, at least these are older than the newest ones.
+		// Where there are more, these are old all the same: so many newer ones are here.
 		old := res.KVs[:max(len(res.KVs)-keep, 0)]
 		for part := range slices.Chunk(old, MaxTxnOps) {
 			var t Txn

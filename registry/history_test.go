@@ -10,43 +10,66 @@ import (
 	"github.com/muster-io/muster/registry/memory"
 )
 
-// A history that grew without bound, while nobody pruned it, is cut in bounded steps.
+// A history that grew without bound, while nobody pruned it, is cut in bounded steps,
+// and keeps what was written last, whatever the clocks of the writers said.
 func TestPruneALongHistory(t *testing.T) {
+	const all, keep = 11_000, 128
+	for name, clock := range map[string]func(n int64) int64{
+		"clocks that agree":      func(n int64) int64 { return n },
+		"each later one is slow": func(n int64) int64 { return all - n },
+	} {
+		t.Run(name, func(t *testing.T) {
+			st := memory.New()
+			g := registry.Root("").Group("g")
+			want := map[string]bool{}
+			for n := int64(0); n < all; {
+				want = map[string]bool{}
+				var txn registry.Txn
+				for ; len(txn.Then) < keep && n < all; n++ {
+					key := g.HistoryEntry(clock(n), "m", 1)
+					txn.Then = append(txn.Then, registry.Put(key, []byte("x"), 0))
+					want[key] = true
+				}
+				if _, err := st.Txn(t.Context(), txn); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := registry.PruneHistory(t.Context(), st, g, len(want)); err != nil {
+				t.Fatal(err)
+			}
+			kvs, _, err := registry.List(t.Context(), st, g.History(), 0)
+			if err != nil || len(kvs) != len(want) {
+				t.Fatalf("%d entries are left, error %v", len(kvs), err)
+			}
+			for _, kv := range kvs {
+				if !want[kv.Key] {
+					t.Errorf("%s is left, which is an old one", kv.Key)
+				}
+			}
+		})
+	}
+}
+
+// Entries that were restored have one revision together; their keys tell the order.
+// What is written later comes after them, whatever its writer's clock said.
+func TestHistoryThatWasRestored(t *testing.T) {
 	st := memory.New()
 	g := registry.Root("").Group("g")
-	const all = 11_000
-	for n := 0; n < all; {
+	write := func(times ...int64) {
 		var txn registry.Txn
-		for ; len(txn.Then) < registry.MaxTxnOps && n < all; n++ {
-			txn.Then = append(txn.Then, registry.Put(g.HistoryEntry(int64(n), "m", 1), []byte("x"), 0))
+		for _, ms := range times {
+			value := fmt.Sprintf(`{"version":1,"timestamp":"%d","member":"m","action":"claimed"}`, ms)
+			txn.Then = append(txn.Then, registry.Put(g.HistoryEntry(ms, "m", 1), []byte(value), 0))
 		}
 		if _, err := st.Txn(t.Context(), txn); err != nil {
 			t.Fatal(err)
 		}
 	}
-	newest := g.HistoryEntry(all-1, "m", 1)
-	if err := registry.PruneHistory(t.Context(), st, g, 128); err != nil {
-		t.Fatal(err)
+	write(50, 10, 90, 30, 70, 20, 80, 40, 60, 55, 15, 95, 35, 75, 25, 85, 45, 65)
+	for _, ms := range []int64{33, 77, 12, 5} {
+		write(ms)
 	}
-	kvs, _, err := registry.List(t.Context(), st, g.History(), 0)
-	if err != nil || len(kvs) != 128 || kvs[127].Key != newest {
-		t.Fatalf("%d entries are left, error %v", len(kvs), err)
-	}
-}
-
-// Entries that were restored have one revision together; their keys tell the order.
-func TestHistoryThatWasRestored(t *testing.T) {
-	st := memory.New()
-	g := registry.Root("").Group("g")
-	var txn registry.Txn
-	for _, ms := range []int64{50, 10, 90, 30, 70, 20, 80, 40, 60} {
-		value := fmt.Sprintf(`{"version":1,"timestamp":"%d","member":"m","action":"claimed"}`, ms)
-		txn.Then = append(txn.Then, registry.Put(g.HistoryEntry(ms, "m", 1), []byte(value), 0))
-	}
-	if _, err := st.Txn(t.Context(), txn); err != nil {
-		t.Fatal(err)
-	}
-	if err := registry.PruneHistory(t.Context(), st, g, 4); err != nil {
+	if err := registry.PruneHistory(t.Context(), st, g, 20); err != nil {
 		t.Fatal(err)
 	}
 	list, _, err := registry.ReadHistory(t.Context(), st, g)
@@ -54,8 +77,8 @@ func TestHistoryThatWasRestored(t *testing.T) {
 	for _, e := range list {
 		got = append(got, e.Time)
 	}
-	if err != nil || fmt.Sprint(got) != "[60 70 80 90]" {
-		t.Errorf("left is %v, error %v", got, err)
+	if want := "[20 25 30 35 40 45 50 55 60 65 70 75 80 85 90 95 33 77 12 5]"; err != nil || fmt.Sprint(got) != want {
+		t.Errorf("left is %v, want %s; error %v", got, want, err)
 	}
 }
 
