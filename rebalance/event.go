@@ -71,9 +71,8 @@ type Drained struct {
 // ReleaseAnswered: the Release action of that number was carried out, or failed
 // with an unknown outcome.
 type ReleaseAnswered struct {
-	Number   uint64
-	Revision int64
-	Failed   bool
+	Number uint64
+	Failed bool
 }
 
 // OwnerSeen: the owner key of a watched partition, as of a revision.

@@ -123,9 +123,9 @@ func (m *Member) releaseAnswered(now time.Duration, e ReleaseAnswered) []Action 
 		}
 		news := pt.news
 		pt.state, pt.token, pt.news = idle, 0, nil
-		// A claim that was given up may have arrived after the release.
-		pt.doubt = news != nil && news.Revision > e.Revision && news.Exists && news.Mine
-		pt.seen = max(pt.seen, e.Revision)
+		// A claim that was given up may have arrived after the release, or between its
+		// transactions.
+		pt.doubt = news != nil && news.Exists && news.Mine
 	}
 	return nil
 }

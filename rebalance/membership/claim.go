@@ -98,13 +98,13 @@ func (m *Membership) release(s *registry.Session, a rebalance.Release, note regi
 	for i, h := range a.Held {
 		list[i] = registry.OwnerRelease{Key: m.group.Owner(h.Partition), Token: h.Token}
 	}
-	revision, err := registry.Release(ctx, m.store, s.Lease(), list, note)
+	_, err := registry.Release(ctx, m.store, s.Lease(), list, note)
 	if err != nil && m.ctx.Err() == nil {
 		m.log.Warn("release failed, trying again", "error", err)
 	}
 	m.post(func() {
 		if m.session == s {
-			m.step(rebalance.ReleaseAnswered{Number: a.Number, Revision: revision, Failed: err != nil})
+			m.step(rebalance.ReleaseAnswered{Number: a.Number, Failed: err != nil})
 		}
 	})
 	m.prune()

@@ -602,14 +602,11 @@ func (p *process) release(t *task, s *session, a rebalance.Release) {
 	for i, h := range a.Held {
 		list[i] = registry.OwnerRelease{Key: p.w.group.Owner(h.Partition), Token: h.Token}
 	}
-	revision, err := registry.Release(ctx, p.link, s.lease, list, p.note(registry.ActionReleased, a.Reason))
-	failed := err != nil
-	if failed && p.w.off == releaseDoubt {
-		failed, revision = false, p.w.twin.Revision()
-	}
+	_, err := registry.Release(ctx, p.link, s.lease, list, p.note(registry.ActionReleased, a.Reason))
+	failed := err != nil && p.w.off != releaseDoubt
 	p.post(func() {
 		if p.session == s {
-			p.step(rebalance.ReleaseAnswered{Number: a.Number, Revision: revision, Failed: failed})
+			p.step(rebalance.ReleaseAnswered{Number: a.Number, Failed: failed})
 		}
 	})
 }
