@@ -19,7 +19,8 @@ type figure struct {
 	Section string    `json:"section"`
 	Name    string    `json:"name"`
 	Unit    string    `json:"unit"`
-	Target  *float64  `json:"target"` // at most; null if none was set
+	Target  *float64  `json:"target"`        // at most; null if none was set
+	Kafka   *float64  `json:"kafka_0_8_2_2"` // what the real 0.8.2.2 took; null if it was not measured
 	Median  float64   `json:"median"`
 	Min     float64   `json:"min"`
 	Max     float64   `json:"max"`
@@ -40,6 +41,11 @@ func (b *bench) figure(section, name, unit string) *figure {
 
 func (f *figure) target(most float64) *figure {
 	f.Target = &most
+	return f
+}
+
+func (f *figure) kafka(took float64) *figure {
+	f.Kafka = &took
 	return f
 }
 
@@ -130,26 +136,61 @@ func loadAverage() string {
 	return strings.Join(fields[:min(3, len(fields))], " ")
 }
 
-func printJSON(w io.Writer, env environment, figures []*figure) error {
+func printJSON(w io.Writer, env environment, figures []*figure, growth []*series) error {
 	enc := json.NewEncoder(w)
 	enc.SetIndent("", "  ")
 	return enc.Encode(struct {
 		Environment environment `json:"environment"`
 		Figures     []*figure   `json:"figures"`
-	}{env, figures})
+		Series      []*series   `json:"series"`
+	}{env, figures, growth})
 }
 
-func printTable(w io.Writer, env environment, figures []*figure) error {
+func printTable(w io.Writer, env environment, figures []*figure, growth []*series) error {
 	fmt.Fprintf(w, "%s, %d CPUs (%s), Linux %s, %s, kcat %s, etcdctl %s\nload average before: %s, after: %s\n\n", env.Time.Format(time.RFC3339),
 		env.CPUs, env.CPU, env.Kernel, env.Go, env.Kcat, env.Etcdctl, env.LoadBefore, env.LoadAfter)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "SECTION\tFIGURE\tUNIT\tMEDIAN\tMIN\tMAX\tRUNS\tTARGET\t")
+	if len(figures) > 0 {
+		fmt.Fprintln(t, "SECTION\tFIGURE\tUNIT\tMEDIAN\tMIN\tMAX\tRUNS\tTARGET\t0.8.2.2\t")
+	}
 	for _, f := range figures {
-		target := "-"
+		target, kafka := "-", "-"
 		if f.Target != nil {
 			target = number(*f.Target) + " " + f.verdict()
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\t\n", f.Section, f.Name, f.Unit, number(f.Median), number(f.Min), number(f.Max), len(f.Runs), target)
+		if f.Kafka != nil {
+			kafka = number(*f.Kafka)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t\n", f.Section, f.Name, f.Unit, number(f.Median), number(f.Min), number(f.Max),
+			len(f.Runs), target, kafka)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	return printSeries(w, growth)
+}
+
+// printSeries prints a column for each number of members.
+func printSeries(w io.Writer, growth []*series) error {
+	if len(growth) == 0 {
+		return nil
+	}
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprint(t, "\nSECTION\tCHANGE\tUNIT\t")
+	for _, n := range growthMembers {
+		fmt.Fprintf(t, "%d MEMBERS\t", n)
+	}
+	fmt.Fprintln(t, "EXPONENT\tTARGET\t")
+	for _, s := range growth {
+		fmt.Fprintf(t, "%s\t%s\t%s\t", s.Section, s.Name, s.Unit)
+		for _, n := range growthMembers {
+			value := "-"
+			if i := slices.Index(s.Members, n); i >= 0 {
+				value = number(s.Values[i])
+			}
+			fmt.Fprintf(t, "%s\t", value)
+		}
+		fmt.Fprintf(t, "%s\t%s\t\n", number(s.Exponent), s.verdict())
 	}
 	return t.Flush()
 }

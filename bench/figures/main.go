@@ -1,6 +1,6 @@
 // Command figures measures what Muster promises in numbers: start, memory,
-// throughput, the time until a consumer's partitions are taken over, and what views
-// and sessions cost a Go program. It uses the program as its users do, through
+// throughput, the time until a consumer's partitions are taken over, what views and
+// sessions cost a Go program, and large groups. It uses the program as its users do, through
 // processes, pipes and signals; nothing of Muster is linked in.
 //
 //	main.go        flags, order, output
@@ -10,7 +10,9 @@
 //	start.go       start to ready; memory
 //	throughput.go  records and bytes by the second
 //	views.go       views and sessions, in the probe of package registry
-//	takeover.go    from a signal to the last owner key
+//	takeover.go    from a signal, or a registration, to the last owner key
+//	groups.go      large groups, in the probe of package rebalance: leaves, cold starts
+//	growth.go      what a change costs etcd, the larger the group
 //	assignment.go  who is to own what, in the benchmarks of package rebalance
 package main
 
@@ -38,6 +40,9 @@ type options struct {
 	runs    int
 	stops   int
 	kills   int
+	leaves  int
+	colds   int
+	changes int
 	records int
 	rate    int
 	idle    time.Duration
@@ -51,6 +56,7 @@ type bench struct {
 	dir     string // temporary; everything that is written is below
 	binary  string
 	figures []*figure
+	series  []*series
 }
 
 // sections in the order in which they run.
@@ -64,6 +70,9 @@ var sections = []struct {
 	{"views", (*bench).measureViews},
 	{"takeover", (*bench).measureTakeover},
 	{"assignment", (*bench).measureAssignment},
+	{"leaves", (*bench).measureLeaves},
+	{"cold", (*bench).measureCold},
+	{"growth", (*bench).measureGrowth},
 }
 
 // The children ask the kernel to be killed when the thread that started them
@@ -86,8 +95,11 @@ func parseFlags() (o options, err error) {
 	flag.StringVar(&o.only, "only", "", "`LIST` of sections, comma-separated, out of "+strings.Join(names, ", "))
 	flag.BoolVar(&o.json, "json", false, "print JSON in place of a table")
 	flag.IntVar(&o.runs, "runs", 5, "runs of each figure of start, memory, throughput and assignment")
-	flag.IntVar(&o.stops, "stops", 12, "consumers ended by SIGTERM")
-	flag.IntVar(&o.kills, "kills", 6, "consumers ended by SIGKILL")
+	flag.IntVar(&o.stops, "stops", 12, "consumers ended by SIGTERM, with each strategy")
+	flag.IntVar(&o.kills, "kills", 6, "consumers ended by SIGKILL, with each strategy, with a daemon that notices and without")
+	flag.IntVar(&o.leaves, "leaves", 100, "members that leave a large group, with each strategy")
+	flag.IntVar(&o.colds, "colds", 3, "cold starts of a large group, with each strategy")
+	flag.IntVar(&o.changes, "changes", 3, "members that leave and join while etcd's requests are counted, in each group")
 	flag.IntVar(&o.records, "records", 1_000_000, "records of a throughput run")
 	flag.IntVar(&o.rate, "rate", 1000, "records produced in each second of the takeovers, so that there is something to commit; 0 for none")
 	flag.DurationVar(&o.idle, "idle", time.Minute, "how long after the start memory is looked at")
@@ -97,8 +109,8 @@ func parseFlags() (o options, err error) {
 	if flag.NArg() > 0 {
 		return o, fmt.Errorf("unexpected argument %q", flag.Arg(0))
 	}
-	if o.runs < 1 || o.stops < 1 || o.kills < 1 || o.records < 1 || o.rate < 0 || o.idle < 0 {
-		return o, errors.New("-runs, -stops, -kills and -records must be at least 1, -rate and -idle at least 0")
+	if min(o.runs, o.stops, o.kills, o.leaves, o.colds, o.changes, o.records) < 1 || o.rate < 0 || o.idle < 0 {
+		return o, errors.New("-runs, -stops, -kills, -leaves, -colds, -changes and -records must be at least 1, -rate and -idle at least 0")
 	}
 	for _, name := range selected(o.only) {
 		if !slices.Contains(names, name) {
@@ -151,9 +163,9 @@ func run() (err error) {
 	}
 	env.LoadAfter = loadAverage()
 	if o.json {
-		return printJSON(os.Stdout, env, b.figures)
+		return printJSON(os.Stdout, env, b.figures, b.series)
 	}
-	return printTable(os.Stdout, env, b.figures)
+	return printTable(os.Stdout, env, b.figures, b.series)
 }
 
 // needPrograms says at once, and for all of them, what is not installed.

@@ -38,6 +38,7 @@ type process struct {
 type spec struct {
 	name   string
 	args   []string
+	env    []string // besides childEnv
 	stdin  *os.File
 	stdout *os.File
 	lines  func(line string, at time.Time) // is given stdout line by line, in place of stdout
@@ -54,7 +55,7 @@ func (b *bench) start(s spec) (*process, error) {
 	}
 	defer log.Close()
 	cmd := exec.Command(s.args[0], s.args[1:]...)
-	cmd.Env = childEnv()
+	cmd.Env = append(childEnv(), s.env...)
 	cmd.Stderr = log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if s.stdin != nil {

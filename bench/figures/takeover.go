@@ -14,15 +14,21 @@ import (
 )
 
 const (
-	targetStopped = 0.1 // seconds
+	targetStopped = 0.03 // seconds
+	targetJoined  = 0.05
+	targetNoticed = 0.2
 	// lease is zookeeper.session.timeout.ms by default; etcd notices that one has run
 	// out in steps of half a second.
 	lease        = 6 * time.Second
 	targetKilled = 6.0 + 0.7
 
-	takeoverGroup = "takeover"
+	// What the real 0.8.2.2 took for the same: medians on a machine with two cores,
+	// brokers and ZooKeeper on it.
+	kafkaStopped = 0.044
+	kafkaJoined  = 0.11
+	kafkaKilled  = 6.1
+
 	takeoverTopic = "orders"
-	groupPrefix   = "/consumers/" + takeoverGroup + "/"
 
 	settleLimit = 30 * time.Second
 	// calm is how long nothing may have moved before the next consumer is ended.
@@ -35,7 +41,7 @@ const (
 var members = []string{"a", "b", "c"}
 
 // measureTakeover ends one of three consumers again and again, and takes the time
-// until the other two hold all partitions, each its share.
+// until the other two hold all partitions, each its share; and has it come back.
 func (b *bench) measureTakeover(ctx context.Context) error {
 	p, err := freePorts()
 	if err != nil {
@@ -49,27 +55,50 @@ func (b *bench) measureTakeover(ctx context.Context) error {
 	if err := d.createTopic(ctx, takeoverTopic, partitions); err != nil {
 		return err
 	}
-	owners := newOwners()
-	w, err := b.start(spec{name: "watch", lines: owners.line,
-		// From the first revision on, so that nothing is missed while it connects.
-		args: []string{"etcdctl", "--endpoints", d.etcd, "watch", "--rev", "1", "--prefix", groupPrefix}})
-	if err != nil {
-		return err
-	}
-	defer w.kill()
 	trickle, err := d.startTrickle(ctx)
 	if err != nil {
 		return err
 	}
 	defer trickle()
-	t := &takeovers{b: b, d: d, owners: owners, running: map[string]*process{}}
-	defer t.kill()
-	for i := range b.stops {
-		if err := t.once(ctx, syscall.SIGTERM, i); err != nil {
-			return err
+	for _, strategy := range []string{"range", "sticky"} {
+		for _, noticed := range []bool{true, false} {
+			if err := d.measureGroup(ctx, strategy, noticed); err != nil {
+				return fmt.Errorf("%s: %w", strategy, err)
+			}
 		}
 	}
-	for i := range b.kills {
+	trickle()
+	return d.stop(ctx)
+}
+
+// measureGroup does so with one group, which is watched by the daemon, so that it
+// notices at once when a consumer has been killed, or is not.
+func (d *daemon) measureGroup(ctx context.Context, strategy string, noticed bool) error {
+	t := &takeovers{b: d.b, d: d, strategy: strategy, noticed: noticed, group: "takeover-" + strategy, running: map[string]*process{}}
+	if !noticed {
+		t.group += "-unnoticed"
+	}
+	d.b.progress("takeover: group %s …", t.group)
+	t.owners = newOwners("/consumers/" + t.group + "/")
+	w, err := d.b.start(spec{name: "watch", lines: t.owners.line,
+		// From the first revision on, so that nothing is missed while it connects.
+		args: []string{"etcdctl", "--endpoints", d.etcd, "watch", "--rev", "1", "--prefix", t.owners.prefix}})
+	if err != nil {
+		return err
+	}
+	defer w.kill()
+	defer t.kill()
+	if noticed {
+		for i := range d.b.stops {
+			if err := t.once(ctx, syscall.SIGTERM, i); err != nil {
+				return err
+			}
+			if err := t.join(ctx, members[i%len(members)]); err != nil {
+				return err
+			}
+		}
+	}
+	for i := range d.b.kills {
 		if err := t.once(ctx, syscall.SIGKILL, i); err != nil {
 			return err
 		}
@@ -81,8 +110,7 @@ func (b *bench) measureTakeover(ctx context.Context) error {
 			}
 		}
 	}
-	trickle()
-	return d.stop(ctx)
+	return nil
 }
 
 // startTrickle produces a few records all the time.
@@ -136,10 +164,13 @@ func writeTrickle(ctx context.Context, w io.Writer, rate int) {
 
 // takeovers is the group under test.
 type takeovers struct {
-	b       *bench
-	d       *daemon
-	owners  *owners
-	running map[string]*process
+	b        *bench
+	d        *daemon
+	strategy string
+	noticed  bool
+	group    string
+	owners   *owners
+	running  map[string]*process
 }
 
 func (t *takeovers) kill() {
@@ -152,17 +183,51 @@ func (t *takeovers) kill() {
 // come to rest.
 func (t *takeovers) complete(ctx context.Context) error {
 	for _, name := range members {
-		if t.running[name] != nil {
-			continue
+		if t.running[name] == nil {
+			if err := t.start(name); err != nil {
+				return err
+			}
 		}
-		c, err := t.b.start(spec{name: "consumer-" + name, args: t.d.client("consume", "--group", takeoverGroup, "--topic", takeoverTopic,
-			"--set", "consumer.id="+name, "--set", fmt.Sprintf("zookeeper.session.timeout.ms=%d", lease.Milliseconds()), "--log-level", "debug")})
-		if err != nil {
-			return err
-		}
-		t.running[name] = c
 	}
 	return t.settle(ctx, members)
+}
+
+func (t *takeovers) start(name string) error {
+	s := spec{name: "consumer-" + name, args: t.d.client("consume", "--group", t.group, "--topic", takeoverTopic, "--strategy", t.strategy,
+		"--set", "consumer.id="+name, "--set", fmt.Sprintf("zookeeper.session.timeout.ms=%d", lease.Milliseconds()), "--log-level", "debug")}
+	if !t.noticed {
+		// With a socket of its own, at which nobody listens, it asks at no other.
+		s.env = []string{"MUSTER_LOCAL_SOCKET=" + filepath.Join(t.b.dir, "nobody.sock")}
+	}
+	c, err := t.b.start(s)
+	if err != nil {
+		return err
+	}
+	t.running[name] = c
+	return nil
+}
+
+// join starts a consumer that is missing and takes the time.
+func (t *takeovers) join(ctx context.Context, name string) error {
+	if err := sleep(ctx, calm); err != nil {
+		return err
+	}
+	t.owners.begin(name)
+	if err := t.start(name); err != nil {
+		return err
+	}
+	if err := t.settle(ctx, members); err != nil {
+		return err
+	}
+	m := t.owners.moments()
+	if m.registered.IsZero() {
+		return fmt.Errorf("the watch has not shown the registration of %s", name)
+	}
+	figure := func(name string) *figure { return t.b.figure("takeover", t.strategy+", join: "+name, "s") }
+	figure("from its registration until all is shared").target(targetJoined).kafka(kafkaJoined).addTime(m.lastPut.Sub(m.registered))
+	figure("… first partition owned anew").addTime(m.firstPut.Sub(m.registered))
+	figure("from the start of the process until all is shared").addTime(m.lastPut.Sub(t.running[name].started))
+	return nil
 }
 
 func (t *takeovers) settle(ctx context.Context, names []string) error {
@@ -188,7 +253,7 @@ func (t *takeovers) once(ctx context.Context, how syscall.Signal, run int) error
 	// A lease is renewed every third of its time. The runs are spread over that, so
 	// that what is left of the lease at the kill is neither always long nor short.
 	spread := lease / 3 * time.Duration(run) / time.Duration(t.b.kills)
-	if how == syscall.SIGTERM {
+	if how == syscall.SIGTERM || t.noticed {
 		spread = 0
 	}
 	if err := sleep(ctx, calm+spread); err != nil {
@@ -218,22 +283,30 @@ func (t *takeovers) once(ctx context.Context, how syscall.Signal, run int) error
 }
 
 func (t *takeovers) figure(how syscall.Signal, name string) *figure {
-	signal := "SIGTERM"
-	if how == syscall.SIGKILL {
-		signal = "kill -9"
+	end := "SIGTERM"
+	switch {
+	case how == syscall.SIGKILL && t.noticed:
+		end = "kill -9 on a daemon's host"
+	case how == syscall.SIGKILL:
+		end = "kill -9, no daemon near"
 	}
-	return t.b.figure("takeover", signal+": "+name, "s")
+	return t.b.figure("takeover", t.strategy+", "+end+": "+name, "s")
 }
 
 // report enters the whole and its parts, all counted from the signal.
 func (t *takeovers) report(how syscall.Signal, at time.Time) {
 	m := t.owners.moments()
-	target := targetStopped
+	target, kafka := targetStopped, kafkaStopped
 	if how == syscall.SIGKILL {
-		target = targetKilled
+		target, kafka = targetKilled, kafkaKilled
+		if t.noticed {
+			target = targetNoticed
+		}
+	}
+	t.figure(how, "all partitions owned again").target(target).kafka(kafka).addTime(m.lastPut.Sub(at))
+	if how == syscall.SIGKILL && !t.noticed {
 		t.figure(how, "lease").addTime(lease)
 	}
-	t.figure(how, "all partitions owned again").target(target).addTime(m.lastPut.Sub(at))
 	t.figure(how, "… its last owner key deleted").addTime(m.lastDelete.Sub(at))
 	t.figure(how, "… its registration deleted").addTime(m.unregistered.Sub(at))
 	t.figure(how, "… first partition owned anew").addTime(m.firstPut.Sub(at))
@@ -242,22 +315,25 @@ func (t *takeovers) report(how syscall.Signal, at time.Time) {
 // owners is what the registry says about the group, as the watch reports it. An
 // event counts from when its last line arrives.
 type owners struct {
+	prefix string // of the group's keys
+
 	mu    sync.Mutex
 	lines []string // of the event that is being read
 	held  map[string]string
 	seen  moments
-	whose string // the consumer that is being ended
+	whose string // the consumer that is being ended, or started
 }
 
 // moments since begin.
 type moments struct {
 	lastDelete   time.Time // of an owner key of the one that is being ended
 	unregistered time.Time
+	registered   time.Time
 	firstPut     time.Time // of any owner key
 	lastPut      time.Time
 }
 
-func newOwners() *owners { return &owners{held: map[string]string{}} }
+func newOwners(prefix string) *owners { return &owners{prefix: prefix, held: map[string]string{}} }
 
 // line takes the watch's output: three lines for each event, with an empty value
 // for a deletion.
@@ -267,11 +343,13 @@ func (o *owners) line(text string, at time.Time) {
 	if o.lines = append(o.lines, text); len(o.lines) < 3 {
 		return
 	}
-	kind, key, value := o.lines[0], strings.TrimPrefix(o.lines[1], groupPrefix), o.lines[2]
+	kind, key, value := o.lines[0], strings.TrimPrefix(o.lines[1], o.prefix), o.lines[2]
 	o.lines = o.lines[:0]
 	switch {
 	case kind == "DELETE" && key == "ids/"+o.whose:
 		o.seen.unregistered = at
+	case key == "ids/"+o.whose:
+		o.seen.registered = at
 	case !strings.HasPrefix(key, "owners/"):
 	case kind == "DELETE":
 		if consumerOf(o.held[key]) == o.whose {

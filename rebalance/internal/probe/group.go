@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -37,7 +36,7 @@ func startGroup(ctx context.Context, o options) (g *group, err error) {
 	if err != nil {
 		return nil, err
 	}
-	g = &group{o: o, trouble: make(chan error, 2*o.hosts), left: make(chan string, o.members)}
+	g = &group{o: o, trouble: make(chan error, 1), left: make(chan string, 1)}
 	defer func() {
 		if err != nil {
 			g.kill()
@@ -68,9 +67,8 @@ func startGroup(ctx context.Context, o options) (g *group, err error) {
 		go func() {
 			defer close(h.exited)
 			g.listen(out, ready)
-			if h.err = cmd.Wait(); h.err != nil {
-				g.trouble <- fmt.Errorf("a host has ended: %w", h.err)
-			}
+			h.err = cmd.Wait()
+			g.fail(fmt.Errorf("a host has ended: %v", h.err))
 		}()
 	}
 	for range o.hosts {
@@ -95,13 +93,21 @@ func (g *group) listen(out io.Reader, ready chan<- struct{}) {
 		case "ready":
 			ready <- struct{}{}
 		case "left":
-			g.left <- id
-		case "failed":
 			select {
-			case g.trouble <- fmt.Errorf("member %s has failed", id):
-			default:
+			case g.left <- id:
+			default: // nobody has asked
 			}
+		case "failed":
+			g.fail(fmt.Errorf("member %s has failed", id))
 		}
+	}
+}
+
+// fail reports trouble; one report is enough.
+func (g *group) fail(err error) {
+	select {
+	case g.trouble <- err:
+	default:
 	}
 }
 
@@ -128,35 +134,20 @@ func (g *group) hasLeft(ctx context.Context) error {
 	}
 }
 
-// stop has all members leave, and ends the hosts.
-func (g *group) stop() error {
+// stop ends the hosts.
+func (g *group) stop() {
 	for _, h := range g.hosts {
 		h.in.Close()
 	}
-	drained := make(chan struct{})
-	defer close(drained)
-	go func() {
-		for {
-			select {
-			case <-g.left:
-			case <-drained:
-				return
-			}
-		}
-	}()
-	deadline := time.After(g.o.limit)
-	var err error
+	deadline := time.After(10 * time.Second)
 	for _, h := range g.hosts {
 		select {
 		case <-h.exited:
-			err = errors.Join(err, h.err)
 		case <-deadline:
-			err = errors.Join(err, fmt.Errorf("the group has not left after %s", g.o.limit))
 			g.kill()
-			return err
+			return
 		}
 	}
-	return err
 }
 
 func (g *group) kill() {

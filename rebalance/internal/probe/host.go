@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -19,7 +18,8 @@ import (
 )
 
 // host is some members of the group, as lines on stdin have them join and leave:
-// "join ID", "leave ID". It answers "ready", and "left ID". When stdin ends all leave.
+// "join ID", "leave ID". It answers "ready", and "left ID". When stdin ends so does the
+// process, without a word to the group.
 type host struct {
 	o    options
 	view *membership.View // nil if each member has its own
@@ -27,10 +27,7 @@ type host struct {
 
 	out sync.Mutex // of stdout
 
-	mu      sync.Mutex
-	leave   map[string]context.CancelFunc
-	failed  error
-	members sync.WaitGroup
+	leave map[string]context.CancelFunc
 }
 
 func open(ctx context.Context, o options) (*etcd.Store, error) {
@@ -55,23 +52,14 @@ func runHost(ctx context.Context, o options) error {
 		if err != nil {
 			return err
 		}
-		defer st.Close()
 		view, err := membership.OpenView(ctx, st, "", o.group, registry.ViewOptions{Stall: o.ttl / 2})
 		if err != nil {
 			return err
 		}
-		defer view.Close()
 		h.st, h.view = st, view
 	}
 	h.say("ready")
-	err := h.obey(ctx, os.Stdin)
-	h.mu.Lock()
-	for _, leave := range h.leave {
-		leave()
-	}
-	h.mu.Unlock()
-	h.members.Wait()
-	return errors.Join(err, h.failed)
+	return h.obey(ctx, os.Stdin)
 }
 
 func (h *host) say(format string, args ...any) {
@@ -84,35 +72,26 @@ func (h *host) obey(ctx context.Context, in io.Reader) error {
 	lines := bufio.NewScanner(in)
 	for lines.Scan() && ctx.Err() == nil {
 		verb, id, _ := strings.Cut(lines.Text(), " ")
-		h.mu.Lock()
 		leave := h.leave[id]
 		delete(h.leave, id)
 		switch {
 		case verb == "join" && leave == nil:
 			member, cancel := context.WithCancel(ctx)
 			h.leave[id] = cancel
-			h.members.Go(func() {
-				defer cancel()
-				h.member(member, id)
-			})
+			go h.member(member, id) // until the process ends
 		case verb == "leave" && leave != nil:
 			leave()
 		default:
-			h.mu.Unlock()
 			return fmt.Errorf("told to %q", lines.Text())
 		}
-		h.mu.Unlock()
 	}
 	return lines.Err()
 }
 
 // member is one member's life.
 func (h *host) member(ctx context.Context, id string) {
-	err := h.join(ctx, id)
-	if err != nil {
-		h.mu.Lock()
-		h.failed = errors.Join(h.failed, fmt.Errorf("member %s: %w", id, err))
-		h.mu.Unlock()
+	if err := h.join(ctx, id); err != nil {
+		fmt.Fprintf(os.Stderr, "member %s: %v\n", id, err)
 		h.say("failed %s", id)
 		return
 	}
@@ -135,14 +114,21 @@ func (h *host) join(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	return m.Run(ctx, nothing{})
+	return m.Run(ctx, nothing{h, id})
 }
 
 // nothing is what the members do.
-type nothing struct{}
+type nothing struct {
+	h  *host
+	id string
+}
 
 func (nothing) Snapshot(rebalance.Snapshot, registry.Snapshot) {}
 func (nothing) Begin([]*membership.Ownership)                  {}
 func (nothing) Drain(*membership.Ownership) bool               { return true }
 func (nothing) Revoked(*membership.Ownership)                  {}
-func (nothing) Lost(*membership.Ownership, string)             {}
+
+func (n nothing) Lost(o *membership.Ownership, reason string) {
+	fmt.Fprintf(os.Stderr, "member %s has lost %s: %s\n", n.id, o.Partition, reason)
+	n.h.say("failed %s", n.id)
+}

@@ -28,8 +28,7 @@ func setScene(ctx context.Context, o options) (*scene, error) {
 	}
 	g, err := startGroup(ctx, o)
 	if err != nil {
-		w.close()
-		return nil, err
+		return nil, errors.Join(err, w.close())
 	}
 	s := &scene{group: g, observer: w, all: map[string]bool{}}
 	for n := range o.members {
@@ -53,13 +52,11 @@ func (s *scene) await(ctx context.Context) (moments, error) {
 	return s.observer.await(ctx, s.o.limit, s.trouble)
 }
 
+// strike ends the group. Its members do not leave: all at once, that would take its
+// time, and is not what is measured.
 func (s *scene) strike(err *error) {
-	if *err != nil {
-		s.kill()
-	} else {
-		*err = s.stop()
-	}
-	s.observer.close()
+	s.stop()
+	*err = errors.Join(*err, s.observer.close())
 }
 
 // leave has a member leave, and returns how long it took from the word to the member
@@ -148,18 +145,18 @@ func coldStart(ctx context.Context, o options, r *result) (err error) {
 	if err != nil {
 		return err
 	}
-	before, err := readCounters(ctx, o)
-	if err != nil {
-		return errors.Join(err, s.stop())
-	}
-	var m moments
 	defer func() {
 		s.strike(&err)
 		if err == nil {
 			r.CPU = append(r.CPU, s.cpu().Seconds())
 		}
 	}()
-	if m, err = s.fill(ctx); err != nil {
+	before, err := readCounters(ctx, o)
+	if err != nil {
+		return err
+	}
+	m, err := s.fill(ctx)
+	if err != nil {
 		return err
 	}
 	after, err := readCounters(ctx, o)

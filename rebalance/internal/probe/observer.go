@@ -100,10 +100,32 @@ func openObserver(ctx context.Context, o options) (*observer, error) {
 	return w, nil
 }
 
-func (w *observer) close() {
+// close ends the sessions of the members, whose processes are gone by now, so that
+// they do not run out while something else is measured.
+func (w *observer) close() error {
 	w.cancel()
 	w.work.Wait()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	leases := make(chan registry.LeaseID)
+	errs := make([]error, 16)
+	var revoking sync.WaitGroup
+	for i := range errs {
+		revoking.Go(func() {
+			for lease := range leases {
+				if err := w.st.Revoke(ctx, lease); err != nil && !errors.Is(err, registry.ErrLeaseNotFound) {
+					errs[i] = err
+				}
+			}
+		})
+	}
+	for _, kv := range w.ids {
+		leases <- kv.Lease
+	}
+	close(leases)
+	revoking.Wait()
 	w.st.Close()
+	return errors.Join(errs...)
 }
 
 // expect begins a measurement, which ends when these members share all partitions as
