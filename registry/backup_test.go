@@ -91,6 +91,37 @@ func TestBackupAndRestore(t *testing.T) {
 	}
 }
 
+// The target of a group and its history stand in a backup under their names, as what
+// is committed does; who is in the group and owns what does not.
+func TestBackupHasTargetAndHistory(t *testing.T) {
+	st := memory.New()
+	lease, err := st.Grant(t.Context(), registry.DefaultTTL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := registry.Partition{Topic: "t", Home: 1}
+	group := func(root registry.Root) registry.GroupPaths { return root.Group("a b") }
+	g := group("/a")
+	txn(t, st, registry.Put(g.Target(), []byte("target"), 0), registry.Put(g.HistoryEntry(1796009568591, "c1", 7), []byte("entry"), 0),
+		registry.Put(g.Offset(p), []byte("42"), 0), registry.Put(g.ID("c1"), []byte("{}"), lease.ID), registry.Put(g.Owner(p), []byte("c1-0"), lease.ID))
+	text := backUp(t, st, "/a")
+	if _, err := registry.Restore(t.Context(), st, "/b", strings.NewReader(text)); err != nil {
+		t.Fatal(err)
+	}
+	g = group("/b")
+	for key, want := range map[string]string{g.Target(): "target", g.HistoryEntry(1796009568591, "c1", 7): "entry", g.Offset(p): "42"} {
+		if kv, _, err := registry.GetKey(t.Context(), st, key); err != nil || kv == nil || string(kv.Value) != want || kv.Lease != 0 {
+			t.Errorf("%s: %+v, error %v", key, kv, err)
+		}
+		if line := `{"key":"` + strings.TrimPrefix(key, "/b") + `","value":"` + want + `"}`; !strings.Contains(text, line+"\n") {
+			t.Errorf("%s is not in the backup:\n%s", line, text)
+		}
+	}
+	if got := listed(t, st, "/b"); len(got) != 3 {
+		t.Errorf("restored %v", got)
+	}
+}
+
 // A registry that has any key is refused, one under a lease too; the same backup again
 // changes nothing.
 func TestRestoreRefusesWhatIsNotEmpty(t *testing.T) {
