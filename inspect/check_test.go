@@ -161,6 +161,14 @@ func faults() []fault {
 			"unreadable-record /consumers/shop/offsets/orders/1-1"),
 		always("unreadable target", func(w *world) { w.put("/consumers/shop/target", `{"version":1}`, 0) }, "unreadable-record /consumers/shop/target"),
 		always("unreadable history", func(w *world) { w.put("/consumers/shop/history/1", `{"version":1}`, 0) }, "unreadable-record /consumers/shop/history/1"),
+		gone("target under a lease", func(w *world) {
+			w.put("/consumers/shop/target", `{"version":1,"revision":3,"strategy":"sticky","members":["a"],"streams":[1],"topics":{"orders":{"created":1,"homes":[1],"owners":[0]}}}`, w.member)
+		}, "record-under-lease /consumers/shop/target"),
+		gone("history under a lease", func(w *world) {
+			w.put("/consumers/shop/history/1", `{"version":1,"timestamp":"1","member":"c","action":"claimed","partitions":{"orders":["1-0"]},"reason":"joined"}`, w.member)
+		}, "record-under-lease /consumers/shop/history/1"),
+		gone("offset under a lease", func(w *world) { w.put("/consumers/shop/offsets/orders/1-1", "5", w.member) },
+			"record-under-lease /consumers/shop/offsets/orders/1-1"),
 		always("below the target", func(w *world) { w.put("/consumers/shop/target/1", "x", 0) }, "unknown-key /consumers/shop/target/1"),
 		always("empty cluster id", func(w *world) { w.put("/cluster/id", "", 0) }, "unreadable-record /cluster/id"),
 		always("odd group name", func(w *world) { w.put("/consumers/a b/offsets/orders/1-1", "5", 0) },

@@ -45,6 +45,7 @@ const (
 	CodeCountWithoutLease      Code = "partition-count-without-lease"
 	CodeRestOfDeletedTopic     Code = "rest-of-deleted-topic"
 	CodeDeletionUnfinished     Code = "deletion-unfinished"
+	CodeRecordUnderLease       Code = "record-under-lease"
 	CodeUnreadableRecord       Code = "unreadable-record"
 	CodeUnreadableName         Code = "unreadable-name"
 	CodeUnknownKey             Code = "unknown-key"
@@ -57,7 +58,7 @@ func Codes() []Code {
 		CodeMemberWithoutLease, CodePartitionUnowned, CodeOffsetBelowZero, CodeOffsetPastEnd, CodeBrokerWithoutLease,
 		CodeBrokerSilent, CodeStateUnknownLeader, CodeStateUnknownISR, CodeUnreadableRecord, CodeUnreadableName,
 		CodeNoLeader, CodeLeaderNotAlive, CodeStateMissing, CodeStateSurplus, CodeCountMismatch, CodeCountMissing,
-		CodeCountWithoutLease, CodeOffsetOfDeletedTopic, CodeOffsetUnknownPartition, CodeRestOfDeletedTopic,
+		CodeCountWithoutLease, CodeRecordUnderLease, CodeOffsetOfDeletedTopic, CodeOffsetUnknownPartition, CodeRestOfDeletedTopic,
 		CodeDeletionUnfinished, CodeOffsetBeforeStart, CodeUnknownKey,
 	}
 }
@@ -168,6 +169,9 @@ func (c Code) explainTopic() Explanation {
 	case CodeDeletionUnfinished:
 		return Explanation{Warning, "the deletion of a topic was begun and does not go on; no topic of that name can be created",
 			"start a daemon: it finishes what was left; or delete the topic once more"}
+	case CodeRecordUnderLease:
+		return Explanation{Warning, "a key that is to stay is bound to a lease: it goes when somebody's session ends, and backups leave it out",
+			"repair it: it is written anew without a lease; see who writes it"}
 	case CodeUnreadableRecord:
 		return Explanation{Error, "a value cannot be read as what its key says; everybody goes on without it",
 			"look at it with muster registry get, and correct or delete it with etcdctl"}

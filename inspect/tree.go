@@ -104,8 +104,23 @@ func (t Tree) read() *model {
 		default:
 			m.take(p, kv)
 		}
+		if kv.Lease != 0 && lasting(p.Kind) {
+			f := m.note(CodeRecordUnderLease, p, kv, "bound to lease "+registry.LeaseText(kv.Lease))
+			f.Repair = &Repair{Action: "write it anew without a lease", txn: registry.Txn{
+				If: []registry.Cond{unchanged(kv)}, Then: []registry.Op{registry.Put(kv.Key, kv.Value, 0)}}}
+		}
 	}
 	return m
+}
+
+// lasting tells whether keys of the kind are to outlive whoever wrote them.
+func lasting(k registry.Kind) bool {
+	switch k {
+	case registry.KindClusterID, registry.KindTopic, registry.KindState, registry.KindTopicConfig, registry.KindGroupConfig,
+		registry.KindDeletion, registry.KindOffset, registry.KindTarget, registry.KindHistory:
+		return true
+	}
+	return false
 }
 
 func (m *model) take(p registry.Location, kv registry.KV) {
