@@ -3,7 +3,7 @@
 //
 //	endtoend_test.go  the main job, through every fault that it must survive
 //	rolling_test.go   a cluster of three, each of them taken away in turn
-//	script_test.go    random scripts of events for members of all kinds; script_observer_test.go judges
+//	script_test.go    random scripts of events for members of all kinds; script_observer_test.go judges, and script_faults_test.go it
 //	start_test.go     how a daemon starts, refuses to start, and comes back
 //	clients_test.go   stock producers and consumers
 //	health_test.go    what a service manager and probes see of a daemon

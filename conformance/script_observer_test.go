@@ -215,7 +215,7 @@ func (c *claim) String() string {
 
 // annals follow the changes of the group, and hold them against its rules.
 type annals struct {
-	s         *script
+	harm      harm
 	members   map[string]int64 // id -> lease
 	open      map[place]*claim
 	committed map[place]int64
@@ -223,11 +223,18 @@ type annals struct {
 	claims    map[place]map[int64]*claim
 }
 
+// harm is what somebody has taken away from under members.
+type harm struct {
+	touched map[string]bool // owner keys that were deleted
+	revoked map[int64]bool  // leases
+}
+
 // chronicle reads the history up to now.
-func (s *script) chronicle() (*annals, error) {
-	a := &annals{s: s, members: map[string]int64{}, open: map[place]*claim{}, committed: map[place]int64{}, deletions: map[string]bool{},
+func (s *script) chronicle() (*annals, error) { return readAnnals(s.history.all(), s.harm) }
+
+func readAnnals(changes []change, h harm) (*annals, error) {
+	a := &annals{harm: h, members: map[string]int64{}, open: map[place]*claim{}, committed: map[place]int64{}, deletions: map[string]bool{},
 		claims: map[place]map[int64]*claim{}}
-	changes := s.history.all()
 	for len(changes) > 0 {
 		n := slices.IndexFunc(changes, func(c change) bool { return c.ModRevision != changes[0].ModRevision })
 		if n < 0 {
@@ -319,11 +326,11 @@ func (a *annals) revision(changes []change) error {
 			o.how = released
 		case a.deletions[where.topic]:
 			o.how = topicDeleted
-		case a.s.revoked[o.lease] && (gone[o.owner] || !registered || lease != o.lease):
+		case a.harm.revoked[o.lease] && (gone[o.owner] || !registered || lease != o.lease):
 			o.how = leaseRevoked
 		case gone[o.owner] || !registered || lease != o.lease:
 			o.how = sessionEnded
-		case a.s.touched[c.key]:
+		case a.harm.touched[c.key]:
 			o.how = keyDeleted
 		default:
 			return fmt.Errorf("%v is over, and nothing says why", o)
@@ -390,26 +397,39 @@ func (s *script) judge() {
 	if apart := time.Now().Round(0).Sub(s.began.Round(0)) - time.Since(s.began); apart.Abs() > 50*time.Millisecond+time.Since(s.began)/1000 {
 		s.t.Fatalf("the clock of this machine was set while the test ran, by %v: it cannot judge", apart)
 	}
-	for where, spans := range s.seen.spans {
+	for _, text := range violations(then, now, s.seen.spans) {
+		s.t.Error(text)
+	}
+	if s.t.Failed() {
+		s.t.FailNow()
+	}
+}
+
+// violations says what members did that the registry did not allow them: then is how its
+// history was before what they did was read, now how it was afterwards.
+func violations(then, now *annals, all map[place]map[int64]*span) (list []string) {
+	wrong := func(format string, args ...any) { list = append(list, fmt.Sprintf(format, args...)) }
+	for where, spans := range all {
 		var last *span
 		var lastClaim *claim
 		for _, token := range slices.Sorted(maps.Keys(spans)) {
 			sp, cl := spans[token], now.claims[where][token]
 			if cl == nil || cl.owner != sp.by.id {
-				s.t.Fatalf("%s worked on %v under token %d, which is that of: %v", sp.by.id, where, token, cl)
+				wrong("%s worked on %v under token %d, which is that of: %v", sp.by.id, where, token, cl)
+				continue
 			}
 			if last != nil && sp.first <= last.last {
-				s.t.Errorf("two at once for %v: %v, and from then on %v", time.Duration(last.last-sp.first), lastClaim, cl)
+				wrong("two at once for %v: %v, and from then on %v", time.Duration(last.last-sp.first), lastClaim, cl)
 			}
 			if cl.pulled() {
 				if late := time.Unix(0, sp.last).Sub(cl.endedAt); late > scriptLease {
-					s.t.Errorf("%v went on for %v", cl, late)
+					wrong("%v went on for %v", cl, late)
 				}
-			} else {
+			} else if last == nil || sp.last > last.last {
 				last, lastClaim = sp, cl
 			}
 			if sp.from >= 0 && sp.from != cl.from {
-				s.t.Errorf("%v began at offset %d", cl, sp.from)
+				wrong("%v began at offset %d", cl, sp.from)
 			}
 		}
 	}
@@ -417,17 +437,15 @@ func (s *script) judge() {
 	for where, claims := range then.claims {
 		for token, cl := range claims {
 			done := cl.from
-			if sp := s.seen.spans[where][token]; sp != nil {
+			if sp := all[where][token]; sp != nil {
 				done = max(done, sp.next)
 			}
 			if cl.to > done {
-				s.t.Errorf("%v: delivered to %d", cl, done)
+				wrong("%v: delivered to %d", cl, done)
 			}
 		}
 	}
-	if s.t.Failed() {
-		s.t.FailNow()
-	}
+	return list
 }
 
 // judgeHistory wants every transfer in what muster groups history tells, with a reason.

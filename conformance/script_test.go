@@ -71,11 +71,10 @@ type script struct {
 	history   *history
 	members   []*actor // all that ever were
 	producers []*producer
-	topics    map[string]int  // partitions of those that are there
-	lists     []string        // of strategies, from which each member takes one
-	uniform   bool            // all members have one stream
-	touched   map[string]bool // keys that somebody has deleted
-	revoked   map[int64]bool  // leases that somebody has revoked
+	topics    map[string]int // partitions of those that are there
+	lists     []string       // of strategies, from which each member takes one
+	uniform   bool           // all members have one stream
+	harm      harm
 	compacted int64
 	seen      *observation
 	began     time.Time
@@ -104,7 +103,7 @@ func newScript(t *testing.T, c cast, seed uint64) *script {
 		t.Fatal(err)
 	}
 	s := &script{cluster: newCluster(newSandbox(t)), cast: c, r: rand.New(rand.NewPCG(seed, uint64(len(c.name)))), bin: bin,
-		topics: map[string]int{}, touched: map[string]bool{}, revoked: map[int64]bool{}, seen: newObservation(), began: time.Now()}
+		topics: map[string]int{}, harm: harm{map[string]bool{}, map[int64]bool{}}, seen: newObservation(), began: time.Now()}
 	s.startDaemon()
 	s.history = s.watch()
 	return s
@@ -379,7 +378,7 @@ func (s *script) deleteOwner() string {
 		home = 0
 	}
 	key := fmt.Sprintf("/consumers/%s/owners/%s/%d-%d", scriptGroup, topic, home, s.r.IntN(s.topics[topic]))
-	s.touched[key] = true
+	s.harm.touched[key] = true
 	s.etcdctl("del", key)
 	return "somebody deletes " + key
 }
@@ -388,7 +387,7 @@ func (s *script) revoke() string {
 	s.t.Helper()
 	a := s.one()
 	lease := s.registered(a)
-	s.revoked[lease] = true
+	s.harm.revoked[lease] = true
 	// It may be gone at that moment.
 	p := s.start("tool", nil, nil, "etcdctl", "--endpoints", s.etcd, "lease", "revoke", fmt.Sprintf("%x", lease))
 	<-p.done
