@@ -203,6 +203,58 @@ func TestStopBeforeTheStart(t *testing.T) {
 	})
 }
 
+// slowGrant grants a lease to whoever waits for it no more.
+type slowGrant struct {
+	registry.Store
+	asked, opened chan struct{}
+}
+
+func (s *slowGrant) Grant(_ context.Context, ttl time.Duration) (registry.Lease, error) {
+	close(s.asked)
+	<-s.opened
+	return s.Store.Grant(context.Background(), ttl)
+}
+
+// A session that is opened when the member has been stopped is not left behind.
+func TestStopWhileTheSessionOpens(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newArena(t)
+		slow := &slowGrant{Store: a.st, asked: make(chan struct{}), opened: make(chan struct{})}
+		m := a.join(membership.Config{ID: "c1", Store: slow}, nil)
+		<-slow.asked
+		m.cancel()
+		synctest.Wait()
+		close(slow.opened)
+		m.leave()
+		a.nothingLeft()
+	})
+}
+
+// A member that gives up its session, though the store has its lease still, revokes it
+// at once: it would be in its own way.
+func TestFormerSessionIsRevoked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newArena(t)
+		a.topic("t", 1)
+		c := &cable{Store: a.st}
+		m := a.join(membership.Config{ID: "a", Store: c}, nil)
+		a.ownedAs(time.Second, "t/0:a-0")
+		m.story()
+		former := a.list(a.group.Owners())[0].Lease
+		c.still.Store(true)
+		for m.story() == "" {
+			time.Sleep(time.Millisecond)
+		}
+		c.still.Store(false)
+		a.ownedAs(5*time.Millisecond, "t/0:a-0")
+		if now := a.list(a.group.Owners())[0].Lease; now == former || a.st.Leases() != 1 {
+			t.Errorf("lease %d after %d, of %d", now, former, a.st.Leases())
+		}
+		m.leave()
+		a.nothingLeft()
+	})
+}
+
 // Field case 03, in virtual time: a member that is cut off past its lease has stopped by
 // its own deadline before another owns, takes nothing back, and registers anew.
 func TestCase03(t *testing.T) {
