@@ -160,6 +160,28 @@ func TestRunnerEndsThoughTheWatchdogIsStopped(t *testing.T) {
 	}
 }
 
+// A child is dead before the session's own deadline, by a margin; of what is lost, now.
+func TestDeadline(t *testing.T) {
+	s, err := registry.OpenSession(t.Context(), memory.New(), registry.SessionOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := s.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	}()
+	o, _, end := membership.NewOwnership(s, rebalance.Want{}, 1, nil)
+	before, left := boottime(), o.Left()
+	if at := deadline(o); at > boottime()+left-killMargin || at < before {
+		t.Errorf("the child may live for %s, the session for %s", at-before, left)
+	}
+	end()
+	if at := deadline(o); at > boottime() {
+		t.Errorf("the child of what is lost may live for %s", at-boottime())
+	}
+}
+
 // A Hurry that comes when Run has ended, or could not begin, does not wait for it.
 func TestRunnerHurriesAtAnyTime(t *testing.T) {
 	r, err := New(Config{Command: []string{"/nosuch/program"}, Watchdog: []string{"/nosuch/watchdog"},
