@@ -2,6 +2,8 @@ package run
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 	"os"
 	"testing"
 	"time"
@@ -157,6 +159,65 @@ func TestRunnerEndsThoughTheWatchdogIsStopped(t *testing.T) {
 	case <-time.After(patience):
 		_ = unix.Kill(watchdog.parent, unix.SIGCONT)
 		t.Error("the run does not end")
+	}
+}
+
+// A watchdog that is left alone revokes the present lease, also one that was started
+// when another had died; not where the member has left.
+func TestWatchdogRevokesTheLease(t *testing.T) {
+	b := newBench(t, `exec sleep 100`)
+	var lease registry.LeaseID
+	within := func(f func()) {
+		done := make(chan struct{})
+		b.r.post(func() { defer close(done); f() })
+		<-done
+	}
+	eventually := func(what string, ok func() bool) {
+		t.Helper()
+		for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+			var is bool
+			within(func() { is = ok() })
+			if is {
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatal(what)
+			}
+		}
+	}
+	revoked := func() string {
+		text, err := os.ReadFile(b.dir + "/revoked")
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	eventually("the member is not registered", func() bool { lease = b.r.lease; return lease > 0 })
+	var first *keeper
+	within(func() { first = b.r.keeper; first.kill() })
+	eventually("there is no other watchdog", func() bool { return b.r.keeper != nil && b.r.keeper != first })
+	if got := revoked(); got != "" {
+		t.Errorf("%s is revoked by nobody", got)
+	}
+	var second *keeper
+	within(func() {
+		second = b.r.keeper
+		if err := second.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if got := revoked(); got != registry.LeaseText(lease) {
+		t.Errorf("revoked is %q, not %s", got, registry.LeaseText(lease))
+	}
+	eventually("there is no other watchdog", func() bool { return b.r.keeper != nil && b.r.keeper != second })
+	if err := os.Remove(b.dir + "/revoked"); err != nil {
+		t.Fatal(err)
+	}
+	b.cancel()
+	err := <-b.done
+	b.done <- err
+	if got := revoked(); got != "" {
+		t.Errorf("%s is revoked though the member has left", got)
 	}
 }
 

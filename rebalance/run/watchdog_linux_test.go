@@ -20,7 +20,10 @@ const patience = 20 * time.Second
 // The test binary is its own watchdog.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "watchdog" {
-		if err := Watchdog(func(registry.LeaseID) error { return nil }); err != nil {
+		// What it revokes it writes into the directory of the test, where that looks.
+		if err := Watchdog(func(lease registry.LeaseID) error {
+			return os.WriteFile(filepath.Join(os.Getenv("D"), "revoked"), []byte(registry.LeaseText(lease)), 0o600)
+		}); err != nil {
 			fmt.Fprintln(os.Stderr, "watchdog:", err)
 			os.Exit(1)
 		}
