@@ -134,6 +134,7 @@ type Record struct {
 	Headers   []Header
 
 	owner  *delivery
+	ticket *ticket
 	finish func(error) bool
 	held   bool
 }

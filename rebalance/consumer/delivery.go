@@ -170,8 +170,13 @@ func (d *driver) deliverRun(o *delivery, b queued) (n int, ok bool) {
 		if verdict == wait {
 			return n, true
 		}
-		if verdict == handOver && !d.deliverOne(o, r, &t) {
-			return n, false
+		if verdict == handOver {
+			switch d.deliverOne(o, r, &t) {
+			case stop:
+				return n, false
+			case wait:
+				return n, true
+			}
 		}
 		if n++; time.Since(began) >= laneTime {
 			break
@@ -180,8 +185,10 @@ func (d *driver) deliverRun(o *delivery, b queued) (n int, ok bool) {
 	return n, true
 }
 
-func (d *driver) deliverOne(o *delivery, r *kgo.Record, t *ticket) bool {
-	rec := Record{Partition: o.Partition, Offset: r.Offset, Timestamp: r.Timestamp, Key: r.Key, Value: r.Value, owner: o}
+// deliverOne returns handOver if it has, stop if nothing more is to be handed over, or
+// wait if the record was put back.
+func (d *driver) deliverOne(o *delivery, r *kgo.Record, t *ticket) verdict {
+	rec := Record{Partition: o.Partition, Offset: r.Offset, Timestamp: r.Timestamp, Key: r.Key, Value: r.Value, owner: o, ticket: t}
 	for _, h := range r.Headers {
 		rec.Headers = append(rec.Headers, Header{Key: h.Key, Value: h.Value})
 	}
@@ -190,13 +197,18 @@ func (d *driver) deliverOne(o *delivery, r *kgo.Record, t *ticket) bool {
 	// process that was stopped past its deadline does not hand over what it holds.
 	if !o.Alive() {
 		t.end(false)
-		return false
+		return stop
 	}
 	err := d.handle(o, &rec)
-	if err == nil && rec.held {
-		return true // it is finished by whoever holds it
+	switch {
+	case err == nil && rec.held: // it is finished by whoever holds it
+	case errors.Is(err, errPutBack):
+		t.putBack()
+		return wait
+	case !d.finished(o, t, err):
+		return stop
 	}
-	return d.finished(o, t, err)
+	return handOver
 }
 
 // handle gives the record to the handler, or to the stream that is read.

@@ -56,6 +56,7 @@ const (
 	handOver verdict = iota
 	skip             // it is from before a restart of the fetch, or a seek
 	wait             // there is a pause, or too much is in hand
+	stop             // no more of the partition is to be handed over
 )
 
 // begin notes that a record is handed over now, unless it must not be.
@@ -94,6 +95,26 @@ func (t *ticket) end(finished bool) {
 		p.finish(t.offset, t.offset+1)
 	}
 	p.signal()
+}
+
+// stands tells whether the record is still one to be handed over.
+func (t *ticket) stands() bool {
+	t.p.mu.Lock()
+	defer t.p.mu.Unlock()
+	return t.seeks == t.p.seeks && !t.p.paused
+}
+
+// putBack has the record handed over again as the next one, unless another place was
+// sought. It is the last that was begun.
+func (t *ticket) putBack() {
+	t.end(false)
+	p := t.p
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	// What is not open was finished by a commit that the application ordered.
+	if last := len(p.open) - 1; t.seeks == p.seeks && last >= 0 && p.open[last].offset == t.offset {
+		p.position, p.open = t.offset, p.open[:last]
+	}
 }
 
 // finish marks the records from an offset to another, with mu held.

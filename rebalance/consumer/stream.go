@@ -33,8 +33,12 @@ type offer struct {
 	finished chan bool // holds the answer; false: put down, not finished
 }
 
-// errNotTaken: the partition was given up before anybody took the record.
-var errNotTaken = errors.New("record was not taken")
+var (
+	// errNotTaken: the partition was given up before anybody took the record.
+	errNotTaken = errors.New("record was not taken")
+	// errPutBack: it is paused, or another place was sought, before anybody took it.
+	errPutBack = errors.New("record is put back")
+)
 
 func newStreams(s membership.Subscription) map[lane]*Stream {
 	streams := map[lane]*Stream{}
@@ -70,8 +74,8 @@ func (s *Stream) Next(ctx context.Context) (*Record, error) {
 	for {
 		select {
 		case o := <-s.offers:
-			// It may have waited here for long. See Record.Owned.
-			if !o.record.Owned() {
+			// It may have waited here for long. See Record.Owned, Pause and Seek.
+			if !o.record.Owned() || !o.record.ticket.stands() {
 				o.finished <- false
 				continue
 			}
@@ -113,6 +117,9 @@ func (s *Stream) answer(finished bool) {
 // hand is the handler of a stream: it returns when the record is finished.
 func (s *Stream) hand(ctx context.Context, r *Record) error {
 	for {
+		if !r.ticket.stands() {
+			return errPutBack
+		}
 		o := &offer{record: r, finished: make(chan bool, 1)}
 		select {
 		case s.offers <- o:

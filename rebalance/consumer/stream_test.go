@@ -79,6 +79,51 @@ func TestStreamLoopThatIsLeft(t *testing.T) {
 	})
 }
 
+// A record that waits to be taken is not taken any more once its partition is paused or
+// has been sought elsewhere; and does not keep the stream's other partitions waiting.
+func TestStreamTakesNothingPausedOrSoughtAwayFrom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, time.Hour, nil, nil)
+		defer b.close()
+		c, s := b.d.c, b.d.c.Streams()[0]
+		o := b.own(0, 0)
+		o.starts <- startAt{from: 0}
+		o.feed(0, 3)
+		for range s.All(t.Context()) {
+			break
+		}
+		synctest.Wait() // 0@0 is offered again
+		b.must(c.Pause(part(0)))
+		other := b.own(1, 0)
+		other.starts <- startAt{from: 7}
+		other.feed(7, 8)
+		nextIs(t, s, "1@7")
+		nextIs(t, s, context.DeadlineExceeded.Error())
+		if got := o.next.Load(); got != 0 {
+			t.Errorf("next is %d of what is paused", got)
+		}
+		b.must(c.Resume(part(0)))
+		nextIs(t, s, "0@0")
+		nextIs(t, s, "0@1")
+		s.answer(false)
+		synctest.Wait()
+		b.must(c.Seek(part(0), 0))
+		b.fetched(o, 0, 2)
+		nextIs(t, s, "0@0")
+		nextIs(t, s, "0@1")
+		s.answer(false)
+		synctest.Wait()
+		b.must(c.Pause(part(0)))
+		o.finishBelow(5) // as an ordered commit does, of a record that is then put back
+		nextIs(t, s, context.DeadlineExceeded.Error())
+		b.revokes[o]()
+		synctest.Wait()
+		if !o.ended() || o.next.Load() != 2 {
+			t.Errorf("ended %v at %d", o.ended(), o.next.Load())
+		}
+	})
+}
+
 // A partition whose record nobody has taken is given up at once; one whose record is
 // in hand when that is finished; one that is lost has no say.
 func TestStreamAndTheEndOfOwnership(t *testing.T) {
