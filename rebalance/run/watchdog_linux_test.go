@@ -203,7 +203,7 @@ func TestWatchdogStartsNothingTooLate(t *testing.T) {
 // when all is gone, the child is.
 func TestWatchdogCountsWhatIsLeftBehind(t *testing.T) {
 	k := newKennel(t)
-	id, _ := k.start(family+"exit 0", patience)
+	id, _ := k.start(family+"exit 0", 10*patience) // or its end would come by itself
 	pids := k.family()
 	k.exited(id)
 	k.send(command{Term: id, Number: 1})
