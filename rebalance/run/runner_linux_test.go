@@ -5,6 +5,8 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -160,6 +162,82 @@ func TestRunnerEndsThoughTheWatchdogIsStopped(t *testing.T) {
 		_ = unix.Kill(watchdog.parent, unix.SIGCONT)
 		t.Error("the run does not end")
 	}
+}
+
+// A watchdog that is stopped for good is replaced, and the child with it.
+func TestRunnerReplacesAWatchdogThatDoesNotAnswer(t *testing.T) {
+	b := newBench(t, `[ -s $D/first ] && echo $$ >$D/second || echo $$ >$D/first; exec sleep 100`)
+	o, end := b.own(1)
+	first := b.pid("first")
+	watchdog, _ := readProcess(first)
+	if err := unix.Kill(watchdog.parent, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	b.pid("second")
+	if running(first) {
+		t.Error("the first child runs beside the second")
+	}
+	end()
+	b.r.Lost(o, "test")
+}
+
+// One that answers is not.
+func TestAnswersCount(t *testing.T) {
+	r := &Runner{missed: maxMissed, urgent: urgency{number: 5}}
+	r.take(report{Number: 4})
+	if r.missed != 0 || r.urgent.number == 0 {
+		t.Errorf("an answer that came before the urgent one: missed %d, urgent %d", r.missed, r.urgent.number)
+	}
+	r.take(report{Number: 6})
+	if r.urgent.number != 0 {
+		t.Error("a later answer does not count for an earlier one")
+	}
+}
+
+// A child's environment says once what it is for, whatever the runner's own says.
+func TestCommandOf(t *testing.T) {
+	for _, name := range []string{"MUSTER_FENCE", "MUSTER_PARTITION", childVariable} {
+		t.Setenv(name, "another's")
+	}
+	t.Setenv("KEPT", "as it is")
+	r, err := New(Config{Command: []string{"x", "{topic}/{partition}", "{group} {fence} {other}"}, Watchdog: []string{"x"},
+		Membership: membership.Config{Store: memory.New(), Group: "g", ID: "c", Subscription: membership.Subscription{Topics: map[string]int32{"t": 1}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	args, env := r.commandOf(&membership.Ownership{Partition: registry.Partition{Topic: "t", Home: 2, Number: 3}, Stream: 1, Token: 4})
+	if want := []string{"x", "t/3", "g 4 {other}"}; !slices.Equal(args, want) {
+		t.Errorf("arguments are %q, want %q", args, want)
+	}
+	got := map[string][]string{}
+	for _, v := range env {
+		name, value, _ := strings.Cut(v, "=")
+		got[name] = append(got[name], value)
+	}
+	for name, want := range map[string]string{"MUSTER_GROUP": "g", "MUSTER_TOPIC": "t", "MUSTER_PARTITION": "3", "MUSTER_HOME": "2",
+		"MUSTER_FENCE": "4", "MUSTER_MEMBER": "c", "MUSTER_STREAM": "1", "KEPT": "as it is"} {
+		if !slices.Equal(got[name], []string{want}) {
+			t.Errorf("%s is %q, want %q", name, got[name], want)
+		}
+	}
+	if got[childVariable] != nil {
+		t.Errorf("%s is handed on", childVariable)
+	}
+}
+
+// A signal goes to the very process that was seen, not to a later one of its number.
+func TestSignalGoesToTheVeryProcess(t *testing.T) {
+	k := newKennel(t)
+	id, pid := k.start("exec sleep 100", patience)
+	p, _ := readProcess(pid)
+	other := p
+	other.start += "1"
+	other.signal(unix.SIGKILL)
+	p.signal(unix.SIGTERM)
+	if e := k.exited(id); e.Failure != "signal: terminated" {
+		t.Errorf("it ended: %s", e.Failure)
+	}
+	k.gone(id)
 }
 
 // A watchdog that is left alone revokes the present lease, also one that was started
