@@ -321,6 +321,51 @@ func TestDeadline(t *testing.T) {
 	}
 }
 
+// A Hurry holds for partitions that are given up later, too.
+func TestHurryLasts(t *testing.T) {
+	b := newBench(t, `trap '' TERM; echo $$ >$D/leader; while :; do sleep 1; done`)
+	b.r.post(func() { b.r.cfg.Grace = time.Hour })
+	b.r.Hurry()
+	o, end := b.own(1)
+	pid := b.pid("leader")
+	if !b.r.Drain(o) || running(pid) {
+		t.Errorf("running %v", running(pid))
+	}
+	end()
+	b.r.Revoked(o)
+}
+
+// No daemon is asked to watch: it would free the partitions while children work.
+func TestRunnerIsNotWatched(t *testing.T) {
+	st := memory.New()
+	root := registry.Root("")
+	if _, err := st.Txn(t.Context(), registry.Txn{Then: []registry.Op{registry.Put(root.ClusterID(), []byte("x"), 0)}}); err != nil {
+		t.Fatal(err)
+	}
+	registered := make(chan struct{})
+	r, err := New(Config{Command: []string{"true"}, Watchdog: []string{"/proc/self/exe", "watchdog"}, Stdout: os.Stderr, Stderr: os.Stderr,
+		Membership: membership.Config{Store: st, Group: "g", ID: "c", Subscription: membership.Subscription{Topics: map[string]int32{"t": 1}}, Watched: true,
+			Listener: membership.Listener{Registered: func(string, registry.LeaseID) { close(registered) }}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- r.Run(ctx) }()
+	<-registered
+	kv, _, err := registry.GetKey(t.Context(), st, root.Group("g").ID("c"))
+	if err != nil || kv == nil {
+		t.Fatal(kv, err)
+	}
+	if rec, err := registry.ParseConsumer(*kv); err != nil || rec.Notice != "" {
+		t.Errorf("notice %q, error %v", rec.Notice, err)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
 // A Hurry that comes when Run has ended, or could not begin, does not wait for it.
 func TestRunnerHurriesAtAnyTime(t *testing.T) {
 	r, err := New(Config{Command: []string{"/nosuch/program"}, Watchdog: []string{"/nosuch/watchdog"},

@@ -255,6 +255,24 @@ func TestWatchdogKillsAllWhenLeftAlone(t *testing.T) {
 	}
 }
 
+// Nothing is left either when the watchdog is stopped and has to be killed.
+func TestNothingIsLeftOfAStoppedWatchdog(t *testing.T) {
+	k := newKennel(t)
+	_, pid := k.start(family+forever, patience)
+	pids := append(k.family(), pid)
+	if err := k.cmd.Process.Signal(unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.close(); err != nil {
+		t.Error(err)
+	}
+	for _, pid := range pids {
+		if running(pid) {
+			t.Errorf("process %d is left", pid)
+		}
+	}
+}
+
 // A child that is stopped, as by SIGSTOP, is asked and killed like any other.
 func TestWatchdogEndsStoppedChildren(t *testing.T) {
 	k := newKennel(t)
