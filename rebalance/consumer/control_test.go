@@ -236,6 +236,25 @@ func TestOrderedCommitIsFenced(t *testing.T) {
 	})
 }
 
+// Nothing is committed for a partition whose ownership has ended by the time at which the
+// order is carried out, though the store would still take it.
+func TestOrderedCommitComesTooLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c clock
+		b := newBenchOf(t, Config{ManualCommit: true}, quiet, c.wrap)
+		defer b.close()
+		o := b.own(0, 0)
+		o.starts <- startAt{from: 0, committed: offsets.Position{Offset: offsets.None}}
+		synctest.Wait()
+		ord := &order{list: []orderedOffset{{o: o, offset: 1}}, done: make(chan struct{})}
+		c.forward(time.Hour)
+		b.d.commits.carryOut(ord)
+		if err := ord.list[0].err; !errors.Is(err, ErrNotOwned) || b.committed(0) != "none" {
+			t.Errorf("committed %s: %v", b.committed(0), err)
+		}
+	})
+}
+
 // With auto-commit an ordered offset stands until more is finished, and finishes what
 // is in hand before it.
 func TestOrderedCommitBesidesAutoCommit(t *testing.T) {

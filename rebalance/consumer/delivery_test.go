@@ -438,3 +438,26 @@ func TestDrain(t *testing.T) {
 		})
 	}
 }
+
+// What has ended is not remembered for ever.
+func TestFormerWorkersAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		b := newBench(t, time.Hour, func(context.Context, *Record) error { <-release; return nil }, nil)
+		defer b.close()
+		stuck := b.own(9, 0)
+		stuck.starts <- startAt{from: 0}
+		stuck.feed(0, 1)
+		synctest.Wait()
+		b.lose(stuck)
+		for n := range int32(9) {
+			b.lose(b.own(n, 0))
+			synctest.Wait()
+			b.d.Begin(nil)
+		}
+		if len(b.d.workers) != 1 || b.d.workers[part(9)] == nil {
+			t.Errorf("%d workers are remembered", len(b.d.workers))
+		}
+		close(release)
+	})
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"strconv"
 	"sync"
@@ -116,6 +117,14 @@ func (d *driver) complain(err error) {
 // Begin starts the deliveries. Those of one broker start together, and apart from
 // the others': a broker that does not answer holds up its own only.
 func (d *driver) Begin(list []*membership.Ownership) {
+	maps.DeleteFunc(d.workers, func(_ registry.Partition, left <-chan struct{}) bool { // topics come and go
+		select {
+		case <-left:
+			return true
+		default:
+			return false
+		}
+	})
 	starts := map[int32][]*delivery{}
 	for _, own := range list {
 		if d.withoutLog(own) {

@@ -251,6 +251,7 @@ func (r *reading) reconcile() {
 		if want[tn] != s {
 			ended[tn.topic] = append(ended[tn.topic], tn.number)
 			delete(r.active, tn)
+			delete(r.failed, tn)
 		}
 	}
 	if len(ended) > 0 {
