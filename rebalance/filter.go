@@ -68,7 +68,24 @@ func compileJava(regex string) (func(topic string) (bool, error), error) {
 	// The timeout is kept by a goroutine of the package, which goes away a second after
 	// the last match; so no such filter is for tests in virtual time.
 	re.MatchTimeout = matchTimeout
-	return re.MatchString, nil
+	return repeated(re.MatchString), nil
+}
+
+// matchAttempts is how often a match is tried that takes too long.
+const matchAttempts = 3
+
+// repeated tries a match again that took too long: perhaps it was the process that
+// stood still. The filter would subscribe to nothing from then on for this member,
+// which would see another group than all others do.
+func repeated(match func(topic string) (bool, error)) func(topic string) (bool, error) {
+	return func(topic string) (matched bool, err error) {
+		for range matchAttempts {
+			if matched, err = match(topic); err == nil {
+				break
+			}
+		}
+		return matched, err
+	}
 }
 
 // filterRegex is the regular expression that the text of a filter stands for.
