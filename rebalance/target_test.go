@@ -88,6 +88,15 @@ func TestTargetIsCurrentForTheSameGroupOnly(t *testing.T) {
 			t.Errorf("current with the owner %v", owner)
 		}
 	}
+	// Other members than those that its group stands for.
+	for _, ids := range [][]string{{"a"}, {"a", "c"}, {"a", "b", "c"}} {
+		target := rebalance.NextTarget(group())
+		target.Assignment.Members = ids
+		target.Assignment.Topics["t"].Owners[0].Member = int32(len(ids) - 1)
+		if target.Current(group()) {
+			t.Errorf("current with the members %v", ids)
+		}
+	}
 }
 
 func TestBadTargetRecordsAreErrors(t *testing.T) {
