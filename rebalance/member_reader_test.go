@@ -265,3 +265,17 @@ func BenchmarkReadOneTopic(b *testing.B) {
 		}
 	}
 }
+
+// A registration without a lease counts for nobody, and its key is named.
+func TestReaderLeavesOutWhatHasNoLease(t *testing.T) {
+	record := `{"version":1,"subscription":{"t1":1},"pattern":"static"}`
+	alive, stuck := consumerKV("a", 1, record), consumerKV("b", 2, record)
+	stuck.Lease = 0
+	s, bad := rebalance.NewReader("", readerGroup, "").Read(3, []registry.KV{alive, stuck}, []registry.KV{topicKV("t1", 1, 1, 2)}, nil)
+	if len(s.Members) != 1 || s.Members[0].ID != "a" {
+		t.Errorf("members %+v", s.Members)
+	}
+	if len(bad) != 1 || !strings.Contains(bad[0].Error(), stuck.Key) {
+		t.Errorf("said %v", bad)
+	}
+}

@@ -207,7 +207,7 @@ func (m *Member) setShare(share map[registry.Partition]int32, why string) {
 		}
 	}
 	for p, stream := range share {
-		if before, was := m.share[p]; !was || before != stream || m.parts[p] == nil {
+		if before, was := m.share[p]; !was || before != stream {
 			if m.parts[p] == nil {
 				m.parts[p] = &part{}
 			}
