@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"strconv"
@@ -94,18 +95,21 @@ func (b *bench) measureGrowth(ctx context.Context) error {
 		return err
 	}
 	defer g.kill()
+	var failed []error
 	for _, members := range growthMembers {
 		for _, strategy := range strategies {
 			fixed, each := fmt.Sprintf("%d partitions", growthPartitions), fmt.Sprintf("%d for each", growthEach)
-			if err := g.growth(ctx, strategy, members, growthPartitions, fixed); err != nil {
-				return err
+			err1 := g.growth(ctx, strategy, members, growthPartitions, fixed)
+			err2 := g.growth(ctx, strategy, members, members*growthEach, each)
+			if err := errors.Join(err1, err2); err != nil {
+				failed = append(failed, fmt.Errorf("%s, %d members: %w", strategy, members, err))
 			}
-			if err := g.growth(ctx, strategy, members, members*growthEach, each); err != nil {
-				return err
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
 			}
 		}
 	}
-	return g.stop(ctx)
+	return errors.Join(append(failed, g.stop(ctx))...)
 }
 
 // growth counts in one group.

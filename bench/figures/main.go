@@ -152,20 +152,27 @@ func run() (err error) {
 	}
 	env := describeEnvironment()
 	only := selected(o.only)
+	var failed []error
 	for _, s := range sections {
 		if len(only) > 0 && !slices.Contains(only, s.name) {
 			continue
 		}
 		b.progress("%s …", s.name)
 		if err := s.run(b, ctx); err != nil {
-			return fmt.Errorf("%s: %w", s.name, err)
+			// What the others measure, and what this one has, is worth as much.
+			failed = append(failed, fmt.Errorf("%s: %w", s.name, err))
+			b.progress("%s has failed: %v", s.name, err)
+		}
+		if ctx.Err() != nil {
+			return errors.Join(failed...)
 		}
 	}
 	env.LoadAfter = loadAverage()
+	print := printTable
 	if o.json {
-		return printJSON(os.Stdout, env, b.figures, b.series)
+		print = printJSON
 	}
-	return printTable(os.Stdout, env, b.figures, b.series)
+	return errors.Join(append(failed, print(os.Stdout, env, b.figures, b.series))...)
 }
 
 // needPrograms says at once, and for all of them, what is not installed.
