@@ -124,27 +124,35 @@ func (b *bench) measureLeaves(ctx context.Context) error {
 		return err
 	}
 	defer g.kill()
+	var failed []error
 	for _, strategy := range strategies {
-		r, err := g.run(ctx, "leave", strategy, leaveMembers, leavePartitions, leaveHosts, "-runs", strconv.Itoa(b.leaves))
-		if err != nil {
-			return err
+		if err := g.leaves(ctx, strategy); err != nil {
+			failed = append(failed, fmt.Errorf("%s: %w", strategy, err))
 		}
-		target := targetLeaveRange
-		if strategy == "sticky" {
-			target = targetLeaveSticky
-		}
-		figure := func(what string) *figure { return b.figure("leaves", strategy+": "+what, "s") }
-		leave, join := figure("one leaves until all is owned"), figure("one joins, from its registration until all is owned")
-		for _, v := range r.Leave {
-			leave.add(v)
-		}
-		figure("one leaves until all is owned, 99 of 100").target(target).add(quantile(r.Leave, 0.99))
-		for _, v := range r.Join {
-			join.add(v)
-		}
-		figure("one joins, 99 of 100").add(quantile(r.Join, 0.99))
 	}
-	return g.stop(ctx)
+	return errors.Join(append(failed, g.stop(ctx))...)
+}
+
+func (g *groupProbe) leaves(ctx context.Context, strategy string) error {
+	r, err := g.run(ctx, "leave", strategy, leaveMembers, leavePartitions, leaveHosts, "-runs", strconv.Itoa(g.b.leaves))
+	if err != nil {
+		return err
+	}
+	target := targetLeaveRange
+	if strategy == "sticky" {
+		target = targetLeaveSticky
+	}
+	figure := func(what string) *figure { return g.b.figure("leaves", strategy+": "+what, "s") }
+	leave, join := figure("one leaves until all is owned"), figure("one joins, from its registration until all is owned")
+	for _, v := range r.Leave {
+		leave.add(v)
+	}
+	figure("one leaves, 99 of 100").target(target).add(quantile(r.Leave, 0.99))
+	for _, v := range r.Join {
+		join.add(v)
+	}
+	figure("one joins, 99 of 100").add(quantile(r.Join, 0.99))
+	return nil
 }
 
 // measureCold has all members of a group that never was join at once.
@@ -154,30 +162,41 @@ func (b *bench) measureCold(ctx context.Context) error {
 		return err
 	}
 	defer g.kill()
+	var failed []error
 	for _, strategy := range strategies {
-		figure := func(what, unit string) *figure { return b.figure("cold", strategy+what, unit) }
 		for range b.colds {
-			before, err := g.cpu()
-			if err != nil {
-				return err
+			if err := g.coldStart(ctx, strategy); err != nil {
+				failed = append(failed, fmt.Errorf("%s: %w", strategy, err))
 			}
-			r, err := g.run(ctx, "cold", strategy, coldMembers, coldPartitions, coldHosts)
-			if err != nil {
-				return err
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
 			}
-			after, err := g.cpu()
-			if err != nil {
-				return err
-			}
-			if len(r.Cold) != 1 || len(r.Spread) != 1 || len(r.CPU) != 1 || len(r.Costs) != 1 {
-				return errors.New("the probe has not said how the cold start was")
-			}
-			figure(": from the first registration until all is owned", "s").target(targetCold).add(r.Cold[0])
-			figure(": … until all are registered", "s").add(r.Spread[0])
-			figure(": … CPU of the members' processes", "s").add(r.CPU[0])
-			figure(": … CPU of the daemon with the etcd", "s").addTime(after - before)
-			figure(": … requests to etcd", "").add(r.Costs[0].Counted.Requests)
 		}
 	}
-	return g.stop(ctx)
+	return errors.Join(append(failed, g.stop(ctx))...)
+}
+
+func (g *groupProbe) coldStart(ctx context.Context, strategy string) error {
+	before, err := g.cpu()
+	if err != nil {
+		return err
+	}
+	r, err := g.run(ctx, "cold", strategy, coldMembers, coldPartitions, coldHosts)
+	if err != nil {
+		return err
+	}
+	after, err := g.cpu()
+	if err != nil {
+		return err
+	}
+	if len(r.Cold) != 1 || len(r.Spread) != 1 || len(r.CPU) != 1 || len(r.Costs) != 1 {
+		return errors.New("the probe has not said how the cold start was")
+	}
+	figure := func(what, unit string) *figure { return g.b.figure("cold", strategy+": "+what, unit) }
+	figure("from the first registration until all is owned", "s").target(targetCold).add(r.Cold[0])
+	figure("… until all are registered", "s").add(r.Spread[0])
+	figure("… CPU of the members' processes", "s").add(r.CPU[0])
+	figure("… CPU of the daemon with the etcd", "s").addTime(after - before)
+	figure("… requests to etcd", "").add(r.Costs[0].Counted.Requests)
+	return nil
 }
