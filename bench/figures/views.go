@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -133,9 +134,10 @@ func (d *daemon) measureEvents(ctx context.Context, probe, name, prefix string, 
 	return nil
 }
 
+// quantile is the least value that so many of the list, as a share, do not exceed.
 func quantile(list []float64, q float64) float64 {
 	sorted := slices.Sorted(slices.Values(list))
-	return sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
+	return sorted[max(int(math.Ceil(q*float64(len(sorted))-1e-9))-1, 0)]
 }
 
 func (d *daemon) measureSessions(ctx context.Context, probe string) error {
