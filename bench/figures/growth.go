@@ -99,9 +99,13 @@ func (b *bench) measureGrowth(ctx context.Context) error {
 	for _, members := range growthMembers {
 		for _, strategy := range strategies {
 			fixed, each := fmt.Sprintf("%d partitions", growthPartitions), fmt.Sprintf("%d for each", growthEach)
-			err1 := g.growth(ctx, strategy, members, growthPartitions, fixed)
-			err2 := g.growth(ctx, strategy, members, members*growthEach, each)
-			if err := errors.Join(err1, err2); err != nil {
+			var err error
+			if members*growthEach == growthPartitions {
+				err = g.growth(ctx, strategy, members, growthPartitions, fixed, each)
+			} else {
+				err = errors.Join(g.growth(ctx, strategy, members, growthPartitions, fixed), g.growth(ctx, strategy, members, members*growthEach, each))
+			}
+			if err != nil {
 				failed = append(failed, fmt.Errorf("%s, %d members: %w", strategy, members, err))
 			}
 			if ctx.Err() != nil {
@@ -112,8 +116,8 @@ func (b *bench) measureGrowth(ctx context.Context) error {
 	return errors.Join(append(failed, g.stop(ctx))...)
 }
 
-// growth counts in one group.
-func (g *groupProbe) growth(ctx context.Context, strategy string, members, partitions int, name string) error {
+// growth counts in one group, which is one of those that are named.
+func (g *groupProbe) growth(ctx context.Context, strategy string, members, partitions int, names ...string) error {
 	own, hosts := members <= growthOwn, growthHosts
 	if !own {
 		hosts = coldHosts
@@ -126,14 +130,17 @@ func (g *groupProbe) growth(ctx context.Context, strategy string, members, parti
 		if c.Change == "idle" {
 			continue
 		}
-		add := func(what, unit string, v float64) *series {
-			s := g.b.seriesOf("growth", strategy+", "+name+", "+c.Change+": "+what, unit)
-			s.add(members, v)
-			return s
-		}
-		most := targetExponent
-		add("requests", "", c.Counted.Requests).Target = &most
-		if own { // else not each member is told of the change
+		for _, name := range names {
+			s := g.b.seriesOf("growth", strategy+", "+name+", "+c.Change+": requests", "")
+			most := targetExponent
+			s.Target = &most
+			s.add(members, c.Counted.Requests)
+			if !own {
+				continue // not each member is told of the change
+			}
+			add := func(what, unit string, v float64) {
+				g.b.seriesOf("growth", strategy+", "+name+", "+c.Change+": "+what, unit).add(members, v)
+			}
 			add("messages on watches", "", c.Counted.WatchIn+c.Counted.WatchOut)
 			add("to etcd", "kB", c.Counted.BytesIn/1e3)
 			add("from etcd", "kB", c.Counted.BytesOut/1e3)
