@@ -14,8 +14,10 @@ var ErrStale = errors.New("claim was computed from a stale snapshot")
 // Guard is what a claim is conditional on, besides the key being free.
 type Guard struct {
 	Registration Registration // of the claimer; must stand unchanged
-	IDs          string       // prefix of the group's registrations
-	Snapshot     int64        // no registration was written after this revision
+	// IDs is the prefix of the group's registrations, none of which may have been written
+	// after the revision Snapshot: etcd reads them all for it. Empty: they are not looked at.
+	IDs      string
+	Snapshot int64
 	// Target is the key of the group's target record, which must be the one last
 	// written at TargetRevision, 0 if there is none. Empty: it is not looked at.
 	Target         string
@@ -23,7 +25,10 @@ type Guard struct {
 }
 
 func (g Guard) conds() []Cond {
-	conds := []Cond{ModifiedAt(g.Registration.Key, g.Registration.Revision), UnmodifiedSince(g.IDs, g.Snapshot)}
+	conds := []Cond{ModifiedAt(g.Registration.Key, g.Registration.Revision)}
+	if g.IDs != "" {
+		conds = append(conds, UnmodifiedSince(g.IDs, g.Snapshot))
+	}
 	if g.Target != "" {
 		conds = append(conds, ModifiedAt(g.Target, g.TargetRevision))
 	}

@@ -25,6 +25,9 @@ func (m *Membership) claim(s *registry.Session, a rebalance.Claim, note registry
 	}
 	guard := registry.Guard{Registration: a.Registration, IDs: m.group.IDs(), Snapshot: a.Snapshot}
 	if a.Target != 0 {
+		// The share is what the target record says, whoever has registered since. To look
+		// for those too would make etcd read all registrations for the claim of each member.
+		guard.IDs = ""
 		guard.Target, guard.TargetRevision = m.group.Target(), a.Target
 	}
 	results, revision, err := registry.Claim(ctx, m.store, s.Lease(), guard, claims, note)

@@ -226,7 +226,8 @@ func (b *observer) committed(p *process, part registry.Partition, t *registry.Tx
 }
 
 // claimed is an owner key that came into being: it must be what the strategy says by
-// the registrations as they are, at some moment since the last of them was written.
+// the registrations as they are, at some moment since the last of them was written; or
+// what the target record says, which stands whoever has registered since.
 func (b *observer) claimed(p *process, part registry.Partition, thread string, revision int64) {
 	w := b.w
 	w.counts[claimedKeys]++
@@ -245,16 +246,15 @@ func (b *observer) claimed(p *process, part registry.Partition, thread string, r
 	if w.target != nil {
 		record = w.target.ModRevision
 	}
-	for i := len(w.views) - 1; i >= 0; i-- {
+	since := true
+	for i := len(w.views) - 1; i >= 0 && (since || w.views[i].snapshot.Revision >= record); i-- {
 		v := &w.views[i]
-		if v.gives(part, thread, record) {
+		if (since || v.follows(record)) && v.gives(part, thread, record) {
 			return
 		}
-		if v.snapshot.Revision <= newest {
-			break
-		}
+		since = since && v.snapshot.Revision > newest
 	}
-	w.fail("%s becomes the owner of %s as %s, which is not its share by any state since the last registration", p.id, part, thread)
+	w.fail("%s becomes the owner of %s as %s, which is not its share by any state since the last registration, nor by the target", p.id, part, thread)
 }
 
 // proposed is a target record that was written: it must leave out no member that is

@@ -528,7 +528,7 @@ func (p *process) claim(t *task, s *session, a rebalance.Claim) {
 	}
 	guard := registry.Guard{Registration: a.Registration, IDs: w.group.IDs(), Snapshot: a.Snapshot}
 	if a.Target != 0 {
-		guard.Target, guard.TargetRevision = w.group.Target(), a.Target
+		guard.IDs, guard.Target, guard.TargetRevision = "", w.group.Target(), a.Target
 	}
 	results, revision, err := registry.Claim(ctx, p.link, s.lease, guard, list, p.note(registry.ActionClaimed, a.Reason))
 	for w.off == recomputeStale && errors.Is(err, registry.ErrStale) && s.alive() {

@@ -104,8 +104,8 @@ func (v *view) divided() bool {
 // gives tells whether a member may claim the partition by this state: by sticky, if
 // the target that stands, that of record, says so, for whatever group it was made.
 func (v *view) gives(part registry.Partition, thread string, record int64) bool {
-	if t := v.snapshot.Target; t != nil && t.Record == record && rebalance.Agree(v.snapshot.Members) == rebalance.StrategySticky {
-		due, ok := t.Assignment.Owner(part)
+	if v.follows(record) {
+		due, ok := v.snapshot.Target.Assignment.Owner(part)
 		return ok && due == thread
 	}
 	if rebalance.Agree(v.snapshot.Members) == rebalance.StrategySticky {
@@ -117,6 +117,12 @@ func (v *view) gives(part registry.Partition, thread string, record int64) bool 
 	}
 	due, ok := a.Owner(part)
 	return ok && due == thread
+}
+
+// follows tells whether the members follow the target record of that revision.
+func (v *view) follows(record int64) bool {
+	t := v.snapshot.Target
+	return t != nil && t.Record == record && rebalance.Agree(v.snapshot.Members) == rebalance.StrategySticky
 }
 
 // failure ends a run: an invariant does not hold.
