@@ -512,6 +512,8 @@ func (w *world) calm() time.Duration {
 			}
 		}
 	}
+	// An outage that began before goes on, and with it what comes late of it.
+	w.run(max(w.outage-w.now, 0))
 	quiet := w.settle(quietBound)
 	// What is still under way of the storm may come late.
 	w.run(maxLate)
