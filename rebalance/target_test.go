@@ -88,6 +88,14 @@ func TestTargetIsCurrentForTheSameGroupOnly(t *testing.T) {
 			t.Errorf("current with the owner %v", owner)
 		}
 	}
+	// A member that does not subscribe to the topic, though to another one.
+	s := group()
+	delete(s.Members[1].Subscription, "u")
+	target = rebalance.NextTarget(s)
+	target.Assignment.Topics["u"].Owners[0] = rebalance.Thread{Member: 1}
+	if target.Current(s) {
+		t.Error("current with an owner that does not subscribe")
+	}
 	// Other members than those that its group stands for.
 	for _, ids := range [][]string{{"a"}, {"a", "c"}, {"a", "b", "c"}} {
 		target := rebalance.NextTarget(group())
