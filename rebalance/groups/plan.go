@@ -15,7 +15,7 @@ import (
 // Change is what a Plan supposes.
 type Change struct {
 	Without  []string // members by id, or by the beginning of one that no other has
-	Add      int      // members more, named new-1 and so on, that subscribe as the lowest one does
+	Add      int      // members more, named new-1 and so on as far as nobody is, that subscribe as the lowest one does
 	Strategy string   // that every member states; empty leaves the strategies as they are
 }
 
@@ -124,10 +124,13 @@ func (p *Picture) supposed(c Change) (s rebalance.Snapshot, gone []rebalance.Mem
 		gone = append(gone, s.Members[i])
 		s.Members = slices.Delete(s.Members, i, i+1)
 	}
-	for n := 1; n <= c.Add; n++ {
+	for n, added := 1, 0; added < c.Add; n++ {
 		m := lowest
 		m.ID = fmt.Sprintf("new-%d", n)
-		s.Members = append(s.Members, m)
+		if _, taken := p.Members[m.ID]; !taken {
+			s.Members = append(s.Members, m)
+			added++
+		}
 	}
 	if c.Strategy != "" {
 		for i := range s.Members {

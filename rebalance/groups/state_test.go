@@ -337,6 +337,24 @@ func TestPlan(t *testing.T) {
 	}
 }
 
+// Members that a plan adds have ids that nobody has, also where one goes by such a name.
+func TestPlanAddsOthers(t *testing.T) {
+	s := newStage(t)
+	s.topic("t", 4)
+	s.member("new-1", byRange, map[string]int32{"t": 1})
+	p, _, err := groups.MakePlan(t.Context(), s.st, root, "g", groups.Change{Add: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ids []string
+	for _, m := range p.Members {
+		ids = append(ids, m.ID)
+	}
+	if got := strings.Join(ids, " "); got != "new-1 new-2 new-3" {
+		t.Errorf("members %s", got)
+	}
+}
+
 // A plan with another strategy, where the group allows it and where it does not.
 func TestPlanWithAnotherStrategy(t *testing.T) {
 	s := newStage(t)
