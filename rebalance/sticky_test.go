@@ -409,3 +409,15 @@ func TestStickySpreadsEachTopic(t *testing.T) {
 		}
 	}
 }
+
+// A partition with another home is another one: its owner key is. It is dealt out anew,
+// and what the member had of it does not count.
+func TestStickyWithAnotherHome(t *testing.T) {
+	topology := rebalance.Topology{"t": numbers("t", 3)}
+	before := follow(nil, topology, "a", "b")
+	copy(before.Assignment.Topics["t"].Owners, []rebalance.Thread{{Member: 1}, {Member: 0}, {Member: 1}})
+	equal(t, threads(follow(before, topology, "a", "b").Assignment), "t/0 b-0, t/1 a-0, t/2 b-0")
+	moved := rebalance.Topology{"t": numbers("t", 3)}
+	moved["t"][2].Home--
+	equal(t, threads(follow(before, moved, "a", "b").Assignment), "t/0 b-0, t/1 a-0, t/2 a-0")
+}
