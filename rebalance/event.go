@@ -112,16 +112,17 @@ func (Leaving) event()         {}
 // An Action is what the driver of a member must do: what comes out of Member.Step.
 type Action interface{ action() }
 
-// Claim: write owner keys, guarded by the registration, by the snapshot that the
-// share was computed from and by the topics in it; answer with ClaimAnswered.
+// Claim: write owner keys, guarded by the registration, by the topics, and by what the
+// share was computed from: the target record if Target is set, else the registrations of
+// the snapshot; answer with ClaimAnswered.
 type Claim struct {
 	Number       uint64
 	Registration registry.Registration
 	Snapshot     int64
 	Incarnations map[string]int64 // of topics, as in the snapshot
 	Wants        []Want
-	// Target is the mod-revision that the group's target record must still have; 0 is
-	// no condition.
+	// Target is the mod-revision that the group's target record must still have; 0 if
+	// the group does not follow one.
 	Target int64
 	Reason string // what made the partitions due, for people
 }
