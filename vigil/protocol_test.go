@@ -119,6 +119,7 @@ func TestProof(t *testing.T) {
 		"a key that is not there":      {otherLease, key("none"), mine.secret},
 		"a registration without one":   {otherLease, silent, Secret{}},
 		"no registration, but like it": {otherLease, forged("/consumers/g/offsets/t/1-0"), mine.secret},
+		"another key of the group":     {otherLease, forged("/consumers/g/owners/mine"), mine.secret},
 		"below a registration":         {otherLease, forged(key("mine") + "/x"), mine.secret},
 		"another tree":                 {otherLease, forged("/elsewhere/g/ids/mine"), mine.secret},
 		"a broker":                     {otherLease, forged("/brokers/ids/9"), mine.secret},
