@@ -220,7 +220,9 @@ func (k *asking) run(ctx context.Context) (err error) {
 			k.tell(ClientEvent{Lease: lease, Broker: k.broker, Reason: "the connection has ended"})
 		}
 	}()
-	stop := context.AfterFunc(ctx, func() { _ = k.conn.SetReadDeadline(time.Now()) }) // of the greeting
+	// Before it may be cut short: the later deadline is the one that counts.
+	_ = k.conn.SetReadDeadline(time.Now().Add(greetLimit))
+	stop := context.AfterFunc(ctx, func() { _ = k.conn.SetReadDeadline(time.Now()) })
 	r := bufio.NewReaderSize(k.conn, maxMessage)
 	err = k.greet(r)
 	stop()
@@ -267,7 +269,6 @@ func (k *asking) run(ctx context.Context) (err error) {
 
 // greet reads who the daemon is.
 func (k *asking) greet(r *bufio.Reader) error {
-	_ = k.conn.SetReadDeadline(time.Now().Add(greetLimit))
 	line, err := readLine(r)
 	if err != nil {
 		return fmt.Errorf("read the greeting: %w", err)

@@ -188,3 +188,26 @@ func TestRevocationIsTriedAgain(t *testing.T) {
 		t.Error("revoked without a permission")
 	}
 }
+
+// Whoever listens there and says nothing does not keep a client from its end.
+func TestClientOfASilentDaemon(t *testing.T) {
+	if !supported {
+		t.Skip("only Linux can do it")
+	}
+	path := filepath.Join(t.TempDir(), "s")
+	ln, err := net.Listen("unix", path)
+	must(t, err)
+	defer ln.Close()
+	for range 20 {
+		c := Ask(ClientOptions{ClusterID: "c", Path: path})
+		c.Add(1, key("c"), NewSecret())
+		conn, err := ln.Accept()
+		must(t, err)
+		began := time.Now()
+		c.Close()
+		if took := time.Since(began); took > greetLimit/2 {
+			t.Fatalf("it took %s", took)
+		}
+		must(t, conn.Close())
+	}
+}
