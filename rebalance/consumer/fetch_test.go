@@ -299,8 +299,12 @@ func TestRestartedFetchCanBePaused(t *testing.T) {
 	r.reconcile()
 	was := r.active[o.number()]
 	o.queue.push(queued{bytes: limit + 1}, limit)
+	client.PauseFetchPartitions(map[string][]int32{"t": {0}})
 	r.restart(o.number(), was)
 	r.reconcile()
+	if paused := client.PauseFetchPartitions(nil); len(paused["t"]) != 0 {
+		t.Errorf("the client keeps the pause of what it does not read: %v", paused)
+	}
 	f.again(was, 1)
 	r.reconcile()
 	if r.active[o.number()].offset != 1 {

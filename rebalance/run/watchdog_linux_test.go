@@ -227,6 +227,25 @@ func TestWatchdogCountsWhatIsLeftBehind(t *testing.T) {
 	}
 }
 
+// A process that was seen below a child is counted as its own when nothing shows it any
+// more: not its group, its parents or its environment.
+func TestWatchdogRemembersWhoseAProcessWas(t *testing.T) {
+	k := newKennel(t)
+	id, _ := k.start(`setsid env -i PATH="$PATH" sh -c "trap '' TERM; echo \$\$ >$D/stray; while :; do sleep 1; done" & `+forever, 10*patience)
+	k.pid("leader")
+	stray := k.pid("stray")
+	k.send(command{Term: id, Number: 1})
+	for n := range uint64(2) { // it has looked by the second answer
+		k.send(command{Number: n + 2})
+		k.next(func(p report) bool { return p.Number == n+2 })
+	}
+	k.send(command{Kill: id})
+	k.gone(id)
+	if running(stray) {
+		t.Error("it runs on")
+	}
+}
+
 // SIGTERM reaches all processes of a child, also the one that left its group.
 func TestWatchdogAsksAllToStop(t *testing.T) {
 	k := newKennel(t)
