@@ -11,8 +11,9 @@
 // that they end in time also when the first one is stopped or killed: it is told
 // until when each child may live, again and again as the lease is renewed, kills a
 // child whose time is over, and all of them when the pipe closes over which it is
-// told; then it revokes the lease, if that was not given up. When the watchdog dies its children do, and what has detached itself from
-// them falls to the first process, which kills it and starts another watchdog.
+// told; then it revokes the lease, if that was not given up. When the watchdog dies
+// its children do, and what has detached itself from them falls to the first process,
+// which kills it and starts another watchdog.
 //
 // How it is made: child.go decides about one child; runner.go feeds it and is the
 // membership.Work; keeper_linux.go is the first process's end of the watchdog,
