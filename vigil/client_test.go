@@ -92,7 +92,7 @@ func TestClient(t *testing.T) {
 	}
 }
 
-// A daemon of another cluster is not told a secret; nor is any other socket, where a
+// A daemon of another cluster, or of another version, is not told a secret; nor is any other socket, where a
 // file is given.
 func TestClientOfAnotherCluster(t *testing.T) {
 	f := newFixture(t)
@@ -105,10 +105,10 @@ func TestClientOfAnotherCluster(t *testing.T) {
 	c, _ := f.asks(t, ClientOptions{})
 	a, lease := f.registered("a")
 	c.Add(lease, a.key, a.secret)
-	for range 3 {
+	for _, g := range []greeting{{protocolVersion, "other", 1}, {protocolVersion, "", 1}, {protocolVersion + 1, f.id, 1}} {
 		conn, err := ln.Accept()
 		must(t, err)
-		line, err := encodeLine(greeting{Version: protocolVersion, Cluster: "other", Broker: 1})
+		line, err := encodeLine(g)
 		must(t, err)
 		_, err = conn.Write(line)
 		must(t, err)
