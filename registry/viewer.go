@@ -73,6 +73,7 @@ type View struct {
 	changed  chan struct{} // holds a token after a change that nobody has taken
 	trouble  chan struct{} // likewise after a stall
 	heard    atomic.Int64  // when the store last said something about every prefix
+	watching chan struct{} // closed when every watch has been brought up to the present
 	troubled bool          // Trouble was told, Recovered not yet; of the View's goroutine
 
 	mu       sync.Mutex
@@ -94,7 +95,7 @@ func OpenView(ctx context.Context, st Store, prefixes []string, o ViewOptions, o
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	v := &View{store: st, prefixes: prefixes, o: o, onChange: onChange,
-		stopped: make(chan struct{}), changed: make(chan struct{}, 1), trouble: make(chan struct{}, 1)}
+		stopped: make(chan struct{}), changed: make(chan struct{}, 1), trouble: make(chan struct{}, 1), watching: make(chan struct{})}
 	if err := v.list(ctx, 0); err != nil {
 		return nil, err
 	}
@@ -122,6 +123,11 @@ func (v *View) Revision() int64 {
 // changed, or that it did not. In a healthy View it stays below about a quarter of
 // ViewOptions.Stall.
 func (v *View) Heard() time.Duration { return v.store.Now() - time.Duration(v.heard.Load()) }
+
+// Watching is closed when the store has brought every watch of the View up to the
+// present for the first time. etcd does that every 100 ms; what is written before is
+// seen so much later, and what is written after at once.
+func (v *View) Watching() <-chan struct{} { return v.watching }
 
 // Changed receives after one or more changes; take Snapshot then.
 func (v *View) Changed() <-chan struct{} { return v.changed }
@@ -182,6 +188,8 @@ const (
 	// The store ignores a request for progress while it brings a new watch up to
 	// date, which etcd does ten times a second.
 	progressRetry = 50 * time.Millisecond
+	// The first answer tells that all watches are up to date, and somebody may wait for it.
+	firstProgressRetry = 10 * time.Millisecond
 )
 
 // run follows the prefixes, and lists again whenever a watch ends.
@@ -287,8 +295,9 @@ func (v *View) follow(parent context.Context) error {
 	}
 	tick := time.NewTicker(v.o.Stall / 4)
 	defer tick.Stop()
-	retry := time.NewTimer(progressRetry)
+	retry := time.NewTimer(0)
 	defer retry.Stop()
+	spoke := map[int]bool{} // watches that have said something
 	// One request is under way at a time, for the events held back so far: one for
 	// each event would be answered to every watch of the process.
 	var asked int64
@@ -305,6 +314,9 @@ func (v *View) follow(parent context.Context) error {
 			}
 			heard[r.part] = int64(v.store.Now())
 			v.heard.Store(slices.Min(heard)) // one watch that hangs must not hide behind the others
+			if spoke[r.part] = true; len(spoke) == len(v.prefixes) {
+				v.upToDate()
+			}
 			wanted, reached := v.take(r)
 			if reached >= asked {
 				asked = 0
@@ -314,7 +326,7 @@ func (v *View) follow(parent context.Context) error {
 			}
 			asked = wanted
 		case <-retry.C:
-			if asked == 0 {
+			if asked == 0 && len(spoke) == len(v.prefixes) {
 				continue
 			}
 		case <-tick.C:
@@ -322,12 +334,25 @@ func (v *View) follow(parent context.Context) error {
 				return errSilent
 			}
 		}
-		retry.Reset(progressRetry)
+		if len(spoke) < len(v.prefixes) {
+			retry.Reset(firstProgressRetry)
+		} else {
+			retry.Reset(progressRetry)
+		}
 		limited, cancelAsk := context.WithTimeout(ctx, v.o.Stall/4)
 		if err := v.store.RequestProgress(limited); err != nil && ctx.Err() == nil {
 			v.o.Logger.Debug("progress request failed", "error", err)
 		}
 		cancelAsk()
+	}
+}
+
+// upToDate tells that every watch is; only the View's goroutine calls it.
+func (v *View) upToDate() {
+	select {
+	case <-v.watching:
+	default:
+		close(v.watching)
 	}
 }
 

@@ -145,8 +145,30 @@ func TestViewOfAQuietStoreIsQuiet(t *testing.T) {
 		time.Sleep(time.Hour)
 		quiet(t, v)
 		v.Close()
-		if ranges.Load() != 2 || asks.Load() > int64(time.Hour/(stall/4)) {
+		// One request more, at first, tells that the watches are up to date.
+		if ranges.Load() != 2 || asks.Load() > 1+int64(time.Hour/(stall/4)) {
 			t.Errorf("%d ranges and %d requests for progress", ranges.Load(), asks.Load())
+		}
+	})
+}
+
+// A View says when its watches have been brought up to the present, each of them.
+func TestViewSaysWhenItIsWatching(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := memory.New()
+		st.HoldWatches(true)
+		v := openView(t, st, &journal{}, "/ids/", "/topics/")
+		defer v.Close()
+		select {
+		case <-v.Watching():
+			t.Error("watching, and the store has said nothing")
+		case <-time.After(stall / 4):
+		}
+		st.HoldWatches(false)
+		began := time.Now()
+		<-v.Watching()
+		if took := time.Since(began); took > 10*time.Millisecond {
+			t.Errorf("said so after %s", took)
 		}
 	})
 }

@@ -387,3 +387,35 @@ func TestIDTakenWhileLeaving(t *testing.T) {
 		a.nothingLeft()
 	})
 }
+
+// A member registers when it sees at once what follows; while the store brings it
+// nothing it waits a moment, and no longer.
+func TestRegistersWhenItsViewIsUpToDate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newArena(t)
+		a.topic("t", 1)
+		registered := func(began time.Time) time.Duration {
+			for len(a.list(a.group.IDs())) == 0 && time.Since(began) < time.Second {
+				time.Sleep(5 * time.Millisecond)
+			}
+			return time.Since(began)
+		}
+		began := time.Now()
+		a.st.HoldWatches(true)
+		m := a.join(membership.Config{ID: "c1"}, nil)
+		if took := registered(began); took < 200*time.Millisecond || took > 400*time.Millisecond {
+			t.Errorf("registered after %s, and its watches said nothing", took)
+		}
+		a.st.HoldWatches(false)
+		a.ownedAs(time.Second, "t/0:c1-0")
+		m.leave()
+
+		began = time.Now()
+		m = a.join(membership.Config{ID: "c2"}, nil)
+		if took := registered(began); took > 50*time.Millisecond {
+			t.Errorf("registered after %s", took)
+		}
+		m.leave()
+		a.nothingLeft()
+	})
+}

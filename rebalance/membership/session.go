@@ -22,6 +22,7 @@ const (
 // former session, if there was one, is revoked: its keys would be in the way.
 func (m *Membership) join(former *registry.Session) {
 	m.tasks.Go(func() {
+		m.seat.await(m.ctx)
 		for pause := minJoinPause; ; pause = min(2*pause, maxJoinPause) {
 			s, err := m.open(former)
 			if err == nil {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/muster-io/muster/rebalance"
 	"github.com/muster-io/muster/registry"
@@ -89,6 +90,28 @@ func (v *View) sit(id string) *seat {
 	defer v.mu.Unlock()
 	v.seats[s] = struct{}{}
 	return s
+}
+
+// watchPatience bounds how long a member waits for its view before it registers:
+// a store that does not answer is dealt with elsewhere.
+const watchPatience = 300 * time.Millisecond
+
+// await returns when what happens from now on is seen at once. The group begins to
+// give up partitions for a member as soon as it registers; one that still had to
+// wait for its first news would keep them from everybody meanwhile.
+func (s *seat) await(ctx context.Context) {
+	select {
+	case <-s.view.Watching():
+		return
+	default:
+	}
+	patience := time.NewTimer(watchPatience)
+	defer patience.Stop()
+	select {
+	case <-s.view.Watching():
+	case <-patience.C:
+	case <-ctx.Done():
+	}
 }
 
 func (s *seat) rise() {

@@ -38,7 +38,6 @@ type observer struct {
 	owners   map[string]string
 	target   *registry.KV
 	due      map[string]string // owner key -> thread, as the strategy says; nil if not computed
-	bad      error
 }
 
 type arrival struct {
