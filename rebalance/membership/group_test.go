@@ -403,7 +403,7 @@ func TestRegistersWhenItsViewIsUpToDate(t *testing.T) {
 		began := time.Now()
 		a.st.HoldWatches(true)
 		m := a.join(membership.Config{ID: "c1"}, nil)
-		if took := registered(began); took < 200*time.Millisecond || took > 400*time.Millisecond {
+		if took := registered(began); took < 100*time.Millisecond || took > 200*time.Millisecond {
 			t.Errorf("registered after %s, and its watches said nothing", took)
 		}
 		a.st.HoldWatches(false)

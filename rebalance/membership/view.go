@@ -92,9 +92,9 @@ func (v *View) sit(id string) *seat {
 	return s
 }
 
-// watchPatience bounds how long a member waits for its view before it registers:
-// a store that does not answer is dealt with elsewhere.
-const watchPatience = 300 * time.Millisecond
+// watchPatience bounds how long a member waits for its view before it registers. etcd
+// has brought a new watch up to date by then, though it may not have said so.
+const watchPatience = 110 * time.Millisecond
 
 // await returns when what happens from now on is seen at once. The group begins to
 // give up partitions for a member as soon as it registers; one that still had to
