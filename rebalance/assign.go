@@ -2,8 +2,8 @@
 // from topology and members to an assignment, and the state machine of one
 // member. Nothing in it does I/O or reads a clock.
 //
-// Where to look: Assign (assign.go) is the rule by which partitions are shared;
-// Member.Step (member.go) decides what to claim and what to give up;
+// Where to look: Assign (assign.go) is how partitions are shared, by the rule of
+// strategy_range.go, roundrobin.go or sticky.go; Member.Step (member.go) decides what to claim and what to give up;
 // registry.Claim writes the owner keys.
 package rebalance
 

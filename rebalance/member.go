@@ -30,9 +30,9 @@ import (
 // grows with what it changes, not with what is held.
 //
 // The files: member_share.go, what is due (steps 1 to 7 of the rebalancing
-// algorithm); member_target.go, the target record of the strategy sticky;
-// member_hold.go, giving up and claiming (steps 8 and 9); member_answers.go, what
-// became of it.
+// algorithm); member_storm.go, changes that come too fast for that; member_target.go,
+// the target record of the strategy sticky; member_hold.go, giving up and claiming
+// (steps 8 and 9); member_answers.go, what became of it.
 type Member struct {
 	id           string
 	registration *registry.Registration
