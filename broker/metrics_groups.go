@@ -186,18 +186,11 @@ func (g *groupMetrics) take(now time.Time, revision int64, events []registry.Eve
 // concerns leaves out offsets and history, which are many and change all the time, and
 // what stands below topics.
 func (g *groupMetrics) concerns(key string) bool {
-	if topic, ok := strings.CutPrefix(key, g.root.Topics()); ok {
-		return !strings.Contains(topic, "/")
+	switch g.root.Locate(key).Kind {
+	case registry.KindTopic, registry.KindMember, registry.KindOwner, registry.KindTarget:
+		return true
 	}
-	kind, rest := g.kindOf(key)
-	return kind == "ids" || kind == "owners" || kind == "target" && rest == ""
-}
-
-// kindOf cuts a group's key after the group.
-func (g *groupMetrics) kindOf(key string) (kind, rest string) {
-	_, below, _ := strings.Cut(strings.TrimPrefix(key, g.root.Groups()), "/")
-	kind, rest, _ = strings.Cut(below, "/")
-	return kind, rest
+	return false
 }
 
 // topicKey has all groups with members looked at: a filter may want any topic.
@@ -224,11 +217,11 @@ func (g *groupMetrics) changed(now time.Time, group string) *groupChanges {
 }
 
 func (g *groupMetrics) groupKey(now time.Time, e *registry.Event) {
-	element, _, _ := strings.Cut(strings.TrimPrefix(e.Key, g.root.Groups()), "/")
-	group, err := registry.UnescapeName(element)
-	if err != nil {
+	place := g.root.Locate(e.Key)
+	if place.Problem != nil {
 		return // the doctor has words for it
 	}
+	group := place.Group
 	if e.Deleted {
 		delete(g.keys[group], e.Key)
 		if len(g.keys[group]) == 0 {
@@ -241,12 +234,9 @@ func (g *groupMetrics) groupKey(now time.Time, e *registry.Event) {
 		g.keys[group][e.Key] = e.KV
 	}
 	ch := g.changed(now, group)
-	if kind, _ := g.kindOf(e.Key); kind != "owners" {
-		return
-	}
-	if p, err := g.root.Group(group).ParsePartition(e.Key); err == nil {
+	if place.Kind == registry.KindOwner {
 		claimed := !e.Deleted && (e.Previous == nil || e.Previous.CreateRevision != e.CreateRevision)
-		ch.owners = append(ch.owners, ownerChange{now, p, !e.Deleted, claimed})
+		ch.owners = append(ch.owners, ownerChange{now, place.Partition, !e.Deleted, claimed})
 	}
 }
 

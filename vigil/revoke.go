@@ -3,7 +3,6 @@ package vigil
 import (
 	"context"
 	"errors"
-	"strings"
 	"sync"
 	"time"
 
@@ -73,9 +72,7 @@ func (s *Server) standing(list []session) ([]session, error) {
 // with the notice of the session. A key of any other kind may hold what its writer
 // was given by somebody else.
 func (s *Server) proves(kv registry.KV, a session) bool {
-	rest, ok := strings.CutPrefix(kv.Key, s.o.Root.Groups())
-	parts := strings.Split(rest, "/")
-	if !ok || len(parts) != 3 || parts[1] != "ids" || kv.Lease != a.lease {
+	if place := s.o.Root.Locate(kv.Key); place.Kind != registry.KindMember || kv.Lease != a.lease {
 		return false
 	}
 	rec, err := registry.ParseConsumer(kv)
