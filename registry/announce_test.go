@@ -393,7 +393,9 @@ func TestAnnounceAfterAStop(t *testing.T) {
 				}
 				former := a.Session()
 				var other *registry.Session
-				time.Sleep(10 * time.Second)
+				// Between two renewals: nothing of the process runs before the other came.
+				time.Sleep(10*time.Second + 500*time.Millisecond)
+				synctest.Wait()
 				st.jumped.Store(int64(3 * ttl))
 				if taken {
 					st.HoldWatches(true) // what is on its way waits in the socket
