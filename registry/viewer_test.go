@@ -361,8 +361,10 @@ func TestViewMissesNothingBetweenListAndWatch(t *testing.T) {
 			return nil
 		}})
 		var j journal
+		st.HoldWatches(true) // what the view shows first is what it listed
 		v := openView(t, st, &j, "/topics/", "/ids/")
 		want(t, "one revision of all prefixes", keys(v.Snapshot(), 2), "/ids/c2=2")
+		st.HoldWatches(false)
 		time.Sleep(time.Second)
 		want(t, "events", j.take(), "/ids/c2=2 /topics/t=4 /ids/c1=1 /ids/c3=3")
 		v.Close()
