@@ -34,12 +34,18 @@ const (
 	maxLookPause = 100 * time.Millisecond
 )
 
+// unclearLimit is how long a child is not held to be gone because of a process without
+// an environment. One that executes a program has none for a moment, and would show
+// whose it is after that; one that has none for longer may have been started without.
+const unclearLimit = 2 * time.Second
+
 // watchdog owns the children. One goroutine does everything but what might wait.
 type watchdog struct {
 	reports  *lines
 	lease    registry.LeaseID // 0 or below for none
 	children map[uint64]*watched
-	marks    map[string]uint64 // child by "<pid> <start>" of processes that were seen as its own
+	marks    map[string]uint64        // child by "<pid> <start>" of processes that were seen as its own
+	unclear  map[string]time.Duration // when processes were first seen that nothing tells whose they are
 	null     *os.File
 	timerFD  int
 	timer    *os.File // of timerFD, on the clock that runs through suspend; Go's timers stand still meanwhile
@@ -78,7 +84,7 @@ func Watchdog(revoke func(registry.LeaseID) error) error {
 	if err := becomeSubreaper(); err != nil {
 		return err
 	}
-	w := &watchdog{reports: newLines(), children: map[uint64]*watched{}, marks: map[string]uint64{}}
+	w := &watchdog{reports: newLines(), children: map[uint64]*watched{}, marks: map[string]uint64{}, unclear: map[string]time.Duration{}}
 	var err error
 	if w.null, err = os.Open(os.DevNull); err != nil {
 		return err
@@ -259,7 +265,7 @@ func (w *watchdog) askStrays() error {
 	if len(w.asked) == 0 {
 		return nil
 	}
-	left, err := w.find()
+	left, _, err := w.find()
 	for _, p := range w.asked {
 		for _, stray := range left[p.id] {
 			if stray.group != p.pid {
@@ -330,10 +336,11 @@ func (w *watchdog) lookAfter(now time.Duration) error {
 		return nil
 	}
 	w.pause = min(max(2*w.pause, minLookPause), maxLookPause)
-	left, err := w.find()
+	left, unmarked, err := w.find()
 	if err != nil {
 		return err
 	}
+	unclear := w.anyUnclear(unmarked, now)
 	for _, p := range w.children {
 		rest := left[p.id]
 		if p.dying {
@@ -343,11 +350,27 @@ func (w *watchdog) lookAfter(now time.Duration) error {
 			}
 		}
 		if p.exited {
-			w.settle(p, len(rest) == 0)
+			w.settle(p, len(rest) == 0 && !unclear)
 		}
 	}
 	w.look = now + w.pause
 	return nil
+}
+
+// anyUnclear tells whether one of the processes may show soon that it is of a child.
+func (w *watchdog) anyUnclear(unclear []process, now time.Duration) bool {
+	seen := make(map[string]time.Duration, len(unclear))
+	young := false
+	for _, p := range unclear {
+		since, ok := w.unclear[p.key()]
+		if !ok {
+			since = now
+		}
+		seen[p.key()] = since
+		young = young || now-since < unclearLimit
+	}
+	w.unclear = seen
+	return young
 }
 
 // settle reaps a child of which nothing is left. One look is not enough for that: a
@@ -369,11 +392,12 @@ func (w *watchdog) settle(p *watched, empty bool) {
 }
 
 // find returns the living processes of each child: those of its group, those that
-// descend from one of them, and those that have its mark in their environment.
-func (w *watchdog) find() (map[uint64][]process, error) {
+// descend from one of them, and those that have its mark in their environment; and
+// those that have no environment, which might be of any.
+func (w *watchdog) find() (left map[uint64][]process, unclear []process, err error) {
 	below, err := descendants()
 	if err != nil {
-		return nil, fmt.Errorf("look for processes of children: %w", err)
+		return nil, nil, fmt.Errorf("look for processes of children: %w", err)
 	}
 	self := os.Getpid()
 	groups := make(map[int]uint64, len(w.children))
@@ -381,7 +405,7 @@ func (w *watchdog) find() (map[uint64][]process, error) {
 		groups[p.pid] = p.id
 	}
 	marks := make(map[string]uint64, len(below))
-	left := map[uint64][]process{}
+	left = map[uint64][]process{}
 	for _, p := range below {
 		if p.dead() {
 			if _, ours := groups[p.pid]; !ours && p.parent == self {
@@ -389,20 +413,24 @@ func (w *watchdog) find() (map[uint64][]process, error) {
 			}
 			continue
 		}
-		id := w.childOf(p, below, groups)
+		id, told := w.childOf(p, below, groups)
+		if !told {
+			unclear = append(unclear, p)
+			continue
+		}
 		marks[p.key()] = id
 		left[id] = append(left[id], p)
 	}
 	w.marks = marks
-	return left, nil
+	return left, unclear, nil
 }
 
 // childOf is 0 for a process that cannot be told to be of one child. It is killed in
-// the end, with all the rest.
-func (w *watchdog) childOf(p process, below map[int]process, groups map[int]uint64) uint64 {
+// the end, with all the rest. told is false where it has nothing that could tell.
+func (w *watchdog) childOf(p process, below map[int]process, groups map[int]uint64) (id uint64, told bool) {
 	for at, hops := p, 0; hops <= len(below); hops++ {
 		if id := cmp.Or(groups[at.group], w.marks[at.key()]); id != 0 {
-			return id
+			return id, true
 		}
 		next, ok := below[at.parent]
 		if !ok {
@@ -413,20 +441,23 @@ func (w *watchdog) childOf(p process, below map[int]process, groups map[int]uint
 	return markOf(p.pid)
 }
 
-// markOf reads the mark off a process's environment.
-func markOf(pid int) uint64 {
+// markOf reads the mark off a process's environment; told is false where there is none.
+func markOf(pid int) (id uint64, told bool) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
 	if err != nil {
-		return 0
+		return 0, true // it is gone, or not ours to read
+	}
+	if len(data) == 0 {
+		return 0, false
 	}
 	prefix := fmt.Sprintf("%s=%d-", childVariable, os.Getpid())
 	for _, v := range strings.Split(string(data), "\x00") {
 		if text, ok := strings.CutPrefix(v, prefix); ok {
 			id, _ := strconv.ParseUint(text, 10, 64)
-			return id
+			return id, true
 		}
 	}
-	return 0
+	return 0, true
 }
 
 // setTimer has serve wake when the next child's time is over, and for the next look.
