@@ -97,7 +97,7 @@ func TestRunnerWaitsForTheFormerChild(t *testing.T) {
 // Here that lasts long enough to be seen: the mark comes back with the second program.
 func TestRunnerWaitsForAProcessWithoutEnvironment(t *testing.T) {
 	b := newBench(t, `if [ -s $D/former ]; then echo $$ >$D/second; exec sleep 100; fi
-		(setsid env -i /bin/sh -c "echo \$\$ >$D/former; sleep 0.3; exec env `+childVariable+`=$`+childVariable+` sleep 100" &)
+		(setsid env -i /bin/sh -c "echo \$\$ >$D/former; sleep 0.1; exec env `+childVariable+`=$`+childVariable+` sleep 100" &)
 		exec sleep 100`)
 	first, end := b.own(1)
 	former := b.pid("former")
