@@ -28,7 +28,7 @@ func consumeCommand() *cli.Command {
 		Name:   "consume",
 		Usage:  "join a group and print the records of the partitions owned",
 		Flags:  append(flags, registryFlags(defaultEndpoint)...),
-		Action: consume,
+		Action: untilStopped(consume),
 	}
 }
 

@@ -17,7 +17,7 @@ func groupsWatchCommand() *cli.Command {
 			&cli.BoolFlag{Name: "offsets", Usage: "also committed offsets"},
 			&cli.IntFlag{Name: "count", Usage: "end after that many lines"},
 		),
-		Action: watchGroup,
+		Action: untilStopped(watchGroup),
 	}
 }
 

@@ -44,6 +44,18 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	return exitFailed
 }
 
+// untilStopped is for a command that goes on until a signal: to be told to stop before
+// it has begun is no failure either.
+func untilStopped(action cli.ActionFunc) cli.ActionFunc {
+	return func(c *cli.Context) error {
+		err := action(c)
+		if c.Context.Err() != nil && errors.Is(err, context.Canceled) {
+			return nil
+		}
+		return err
+	}
+}
+
 // usageError is a call that cannot be meant as it stands.
 type usageError struct {
 	err    error

@@ -40,7 +40,7 @@ func runCommand() *cli.Command {
 		Usage:     "join a group and run a command for each partition owned",
 		ArgsUsage: "-- COMMAND [ARGUMENT...]; {partition}, {topic}, {group} and {fence} are replaced",
 		Flags:     append(flags, registryFlags(defaultEndpoint)...),
-		Action:    runChildren,
+		Action:    untilStopped(runChildren),
 	}
 }
 

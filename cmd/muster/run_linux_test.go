@@ -492,7 +492,8 @@ func TestRunRandomly(t *testing.T) {
 			_ = syscall.Kill(h.watchdog, h.sig)
 		case 5:
 			m.signal(syscall.SIGTERM)
-			if status := m.wait(); status != 0 {
+			// One that had not come to ask for signals ends of this one, having done nothing.
+			if status := m.wait(); status != 0 && (status != -1 || m.err.String() != "") {
 				t.Errorf("exit status %d", status)
 			}
 			members[i] = start()

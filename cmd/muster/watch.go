@@ -22,7 +22,7 @@ func watchCommand() *cli.Command {
 			&cli.BoolFlag{Name: "all", Usage: "also committed offsets, counts, and states that come and go with their topic"},
 			&cli.IntFlag{Name: "count", Usage: "end after that many lines"},
 		),
-		Action: watch,
+		Action: untilStopped(watch),
 	}
 }
 

@@ -147,8 +147,8 @@ func (o *Options) dial(ctx context.Context, endpoint string, secrets *tls.Config
 
 // first asks all endpoints at once, since one that is down keeps silent for as long
 // as it is given, and returns the first that can serve.
-func (o *Options) first(ctx context.Context, dial func(context.Context, string) (*conn, error)) (*conn, *answer, error) {
-	ctx, cancel := context.WithCancel(ctx)
+func (o *Options) first(given context.Context, dial func(context.Context, string) (*conn, error)) (*conn, *answer, error) {
+	ctx, cancel := context.WithCancel(given)
 	defer cancel()
 	type result struct {
 		endpoint string
@@ -181,6 +181,10 @@ func (o *Options) first(ctx context.Context, dial func(context.Context, string) 
 		default:
 			failed = append(failed, r.endpoint+": "+reason(r.err))
 		}
+	}
+	// A caller that gave up has learned nothing of them.
+	if found.conn == nil && final == nil && errors.Is(given.Err(), context.Canceled) {
+		final = fmt.Errorf("look for etcd at %s: %w", strings.Join(o.Endpoints, ", "), given.Err())
 	}
 	if found.conn == nil && final == nil {
 		final = fmt.Errorf("no etcd at %s", strings.Join(failed, "; "))
