@@ -53,7 +53,17 @@ func newRunGroup(t *testing.T) *runGroup {
 	}
 	t.Cleanup(func() {
 		// Everything that has to do with this test has the journal in its environment.
-		g.eventually("processes are left behind", func() bool { return len(g.processes()) == 0 })
+		var left []int
+		defer func() {
+			for _, pid := range left {
+				_, command := describeProcess(pid)
+				t.Logf("process %d: %s", pid, command)
+			}
+		}()
+		g.eventually("processes are left behind", func() bool {
+			left = g.processes()
+			return len(left) == 0
+		})
 	})
 	return g
 }
@@ -501,6 +511,9 @@ func TestRunRandomly(t *testing.T) {
 	}
 	for i := range stopped {
 		members[i].signal(syscall.SIGCONT)
+	}
+	for _, m := range members { // since the end of the test kills the first processes
+		healed(m)
 	}
 	g.eventually("partitions without a child at work", func() bool {
 		at := map[int]int{}
