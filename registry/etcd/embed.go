@@ -15,6 +15,7 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+	"google.golang.org/grpc"
 )
 
 // Server is an etcd server inside this process.
@@ -27,6 +28,9 @@ type Server struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	work   sync.WaitGroup
+
+	mu   sync.Mutex
+	apis []*grpc.Server // what clients speak to, one a listener
 }
 
 // StartServer starts etcd and returns when it serves, or when ctx ends. Where it is
@@ -43,11 +47,17 @@ func StartServer(ctx context.Context, o ServerOptions) (*Server, error) {
 	core := newLogCore(o.Logger)
 	core.starting.Store(true) // what goes wrong now is returned, and to be said once
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(core, zap.WithFatalHook(core)))
+	s := &Server{log: core, Endpoint: ownEndpoint(cfg)}
+	cfg.ServiceRegister = func(api *grpc.Server) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.apis = append(s.apis, api)
+	}
 	e, err := startEtcd(cfg)
 	if err != nil {
 		return nil, explainStart(o, err)
 	}
-	s := &Server{etcd: e, log: core, Endpoint: ownEndpoint(cfg)}
+	s.etcd = e
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	differs, err := checkMembers(o, e)
 	if err == nil {
@@ -115,11 +125,24 @@ func (s *Server) awaitReady(ctx context.Context, o ServerOptions) error {
 // Err receives an error if the server fails.
 func (s *Server) Err() <-chan error { return s.etcd.Err() }
 
+// closeGrace is how long calls under way have when the server is closed. etcd itself
+// sometimes waits for 5.5 s, for watches that do not end by themselves; meanwhile
+// nobody can connect, and the sessions run out.
+const closeGrace = 200 * time.Millisecond
+
 // Close stops the server and waits for it.
 func (s *Server) Close() {
 	s.cancel()
 	s.work.Wait()
 	s.log.mute()
+	cut := time.AfterFunc(closeGrace, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, api := range s.apis {
+			api.Stop()
+		}
+	})
+	defer cut.Stop()
 	s.etcd.Close()
 }
 

@@ -158,6 +158,32 @@ func TestServerRestart(t *testing.T) {
 	until(t, v, 5*time.Second, shows("t=2"))
 }
 
+// A server does not wait for the watches of its clients when it is closed: that would
+// be the end of their sessions.
+func TestServerCloses(t *testing.T) {
+	t.Parallel()
+	o := freePorts(t, t.TempDir())
+	for range 30 {
+		server, err := StartServer(t.Context(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		st, err := Open(t.Context(), Options{Endpoints: []string{server.Endpoint}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		v := openView(t, st, registry.ViewOptions{}, "/r/ids/", "/r/topics/")
+		began := time.Now()
+		server.Close()
+		took := time.Since(began)
+		v.Close()
+		st.Close()
+		if took > 3*time.Second {
+			t.Fatalf("closed after %s", took)
+		}
+	}
+}
+
 // link is a connection to the store that can be cut without closing it.
 type link struct {
 	listener net.Listener
