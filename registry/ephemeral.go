@@ -38,7 +38,6 @@ func (e *HeldError) Error() string {
 // is our own, since it is then a former session's, and about to vanish.
 func Register(ctx context.Context, st Store, s *Session, key string, value []byte) (Registration, error) {
 	if !s.Alive() {
-		<-s.Done() // Err is set by now, or in a moment
 		return Registration{}, fmt.Errorf("register %s: %w", key, s.Err())
 	}
 	res, err := st.Txn(ctx, createOwned(key, value, s.Lease()))

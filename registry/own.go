@@ -79,7 +79,6 @@ func Own(ctx context.Context, s *Session, key string, value []byte) (*Ownership,
 // beginOwn enters an ownership that is to be, and makes Close wait for it.
 func (s *Session) beginOwn(o *Ownership) error {
 	if !s.Alive() {
-		<-s.Done() // Err is set by now, or in a moment
 		return s.Err()
 	}
 	s.mu.Lock()

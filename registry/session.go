@@ -210,8 +210,13 @@ func (s *Session) extend(to time.Duration) {
 // Done is closed when the session is over; Err tells why.
 func (s *Session) Done() <-chan struct{} { return s.ctx.Done() }
 
-// Err is nil until the session is over.
-func (s *Session) Err() error { return context.Cause(s.ctx) }
+// Err is nil as long as the session is alive.
+func (s *Session) Err() error {
+	if s.deadline.Load() == 0 {
+		<-s.ctx.Done() // it is over, and the reason comes in a moment
+	}
+	return context.Cause(s.ctx)
+}
 
 // Context ends with the session, and with parent. Its cause is Err.
 func (s *Session) Context(parent context.Context) (context.Context, context.CancelFunc) {

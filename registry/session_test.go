@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -328,5 +329,25 @@ func TestSessionDeathIsSeenByAll(t *testing.T) {
 		if <-done {
 			t.Error("a session was alive after it had been seen dead")
 		}
+	}
+}
+
+// Whoever sees that a session is over can be told why, also when another one has seen
+// it a moment ago and the reason is not there yet.
+func TestSessionErrOfTheDead(t *testing.T) {
+	for range 300 {
+		st := &stoppable{Store: memory.New()}
+		s := openSession(t, st)
+		st.jumped.Store(int64(2 * ttl))
+		var group sync.WaitGroup
+		for range 8 {
+			group.Go(func() {
+				if !s.Alive() && s.Err() == nil {
+					t.Error("over, and nobody knows why")
+				}
+			})
+		}
+		group.Wait()
+		closeSession(t, s)
 	}
 }
