@@ -395,3 +395,21 @@ func TestBatchReachesItsLastEvent(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 }
+
+// A watch ends with its context though the client leaves its channel open.
+func TestWatchEndsWithItsContext(t *testing.T) {
+	st := openOwn(t, silentEndpoint(t))
+	w := &watch{s: st, out: make(chan registry.WatchResponse), from: 1,
+		open: func(context.Context, *conn) clientv3.WatchChan { return make(chan clientv3.WatchResponse) }}
+	ctx, cancel := context.WithCancel(t.Context())
+	go w.run(ctx)
+	cancel()
+	select {
+	case r, more := <-w.out:
+		if more {
+			t.Errorf("it brought %+v", r)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("it goes on")
+	}
+}

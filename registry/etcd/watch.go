@@ -101,7 +101,19 @@ func (w *watch) run(ctx context.Context) {
 func (w *watch) follow(ctx context.Context, c *conn) (over bool, err error) {
 	bound, release := bind(ctx, c.ctx)
 	defer release()
-	for res := range w.open(bound, c) {
+	from := w.open(bound, c)
+	for {
+		var res clientv3.WatchResponse
+		var more bool
+		select {
+		case res, more = <-from:
+		// The client closes the channel then, but one that ended together with its
+		// stream only when it has another stream: when the member is back.
+		case <-bound.Done():
+		}
+		if !more {
+			return false, nil
+		}
 		if res.CompactRevision == 0 && res.Err() != nil {
 			return false, watchError(res.Err())
 		}
@@ -114,7 +126,6 @@ func (w *watch) follow(ctx context.Context, c *conn) (over bool, err error) {
 			return true, nil
 		}
 	}
-	return false, nil
 }
 
 // watchError reads the error that etcd ends a single watch with: it comes as text.
