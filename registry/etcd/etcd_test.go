@@ -265,8 +265,8 @@ func (k *link) drop() {
 // case 57 on etcd: cut off, history compacted, connection lost.
 func TestViewAfterACompaction(t *testing.T) {
 	t.Parallel()
-	direct := open(t)
-	k := newLink(t, shared.server.Endpoint)
+	server, direct := ownServer(t) // whose history is nobody else's
+	k := newLink(t, server.Endpoint)
 	// Only this endpoint: the client must not learn the way around.
 	far, err := Open(t.Context(), Options{Endpoints: []string{"http://" + k.listener.Addr().String()}})
 	if err != nil {
