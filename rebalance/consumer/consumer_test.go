@@ -134,7 +134,7 @@ func TestCase11(t *testing.T) {
 // their start, though the group begins at the end where nothing is committed.
 func TestCase14(t *testing.T) {
 	topic, group := name(t, "t"), name(t, "g")
-	createTopic(t, topic, 4)
+	old := createTopic(t, topic, 4)
 	produce(t, topic, 4, 0, 3)
 	got := make(chan string, 100)
 	handler := func(id string) consumer.Handler {
@@ -147,6 +147,15 @@ func TestCase14(t *testing.T) {
 		start(t, consumer.Config{ID: id, Group: group, Topics: map[string]int32{topic: 1}}, handler(id))
 	}
 	ownedAs(t, group, topic, "0:c1 1:c1 2:c2 3:c2")
+	// What nobody has begun to read is new to the group, as are the partitions to come.
+	for _, p := range old {
+		eventually(t, func() string {
+			if got := committed(t, group, p); got != "3" {
+				return fmt.Sprintf("partition %s: committed %q, want the end, 3", p.Name(), got)
+			}
+			return ""
+		})
+	}
 	_, err := registry.AddPartitions(t.Context(), shared.store, root, topic, 8, []int32{1})
 	must(t, err)
 	k := newProducer(t)

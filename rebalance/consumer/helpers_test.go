@@ -102,7 +102,7 @@ func createTopic(t *testing.T, topic string, partitions int32) []registry.Partit
 func newProducer(t *testing.T) *kgo.Client {
 	t.Helper()
 	k, err := kgo.NewClient(kgo.SeedBrokers(shared.daemon.Address()), kgo.RecordPartitioner(kgo.ManualPartitioner()),
-		kgo.MetadataMinAge(50*time.Millisecond))
+		kgo.MetadataMinAge(50*time.Millisecond), kgo.UnknownTopicRetries(100)) // the daemon has to hear of the topic first
 	must(t, err)
 	t.Cleanup(k.Close)
 	return k
