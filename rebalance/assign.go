@@ -3,8 +3,8 @@
 // member. Nothing in it does I/O or reads a clock.
 //
 // Where to look: Assign (assign.go) is how partitions are shared, by the rule of
-// strategy_range.go, roundrobin.go or sticky.go; Member.Step (member.go) decides what to claim and what to give up;
-// registry.Claim writes the owner keys.
+// strategy_range.go, roundrobin.go or sticky.go; Member.Step (member.go) decides
+// what to claim and what to give up; registry.Claim writes the owner keys.
 package rebalance
 
 import (

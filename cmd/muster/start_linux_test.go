@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"os"
 	"os/exec"
@@ -20,7 +21,8 @@ func TestStopWhileStarting(t *testing.T) {
 		{"registry", "watch"},
 	} {
 		for delay := 8 * time.Millisecond; delay < 200*time.Millisecond; delay += delay / 8 {
-			cmd := exec.Command("/proc/self/exe", args...)
+			ctx, cancel := context.WithTimeout(t.Context(), runPatience)
+			cmd := exec.CommandContext(ctx, "/proc/self/exe", args...)
 			// A program with the race detector sleeps for a second before it ends.
 			cmd.Env = append(os.Environ(), asMuster+"=1", "JOURNAL="+g.journal, "MUSTER_ETCD_ENDPOINTS="+g.st.Endpoint, "GORACE=atexit_sleep_ms=1")
 			var stderr bytes.Buffer
@@ -32,6 +34,7 @@ func TestStopWhileStarting(t *testing.T) {
 			time.Sleep(delay) // the moment of the signal is what is varied
 			_ = cmd.Process.Signal(syscall.SIGTERM)
 			err := cmd.Wait()
+			cancel()
 			if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 				if s := exit.Sys().(syscall.WaitStatus); s.Signaled() && s.Signal() == syscall.SIGTERM && stderr.Len() == 0 {
 					continue // it had not come to ask for signals

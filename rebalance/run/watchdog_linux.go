@@ -336,11 +336,11 @@ func (w *watchdog) lookAfter(now time.Duration) error {
 		return nil
 	}
 	w.pause = min(max(2*w.pause, minLookPause), maxLookPause)
-	left, unmarked, err := w.find()
+	left, unclear, err := w.find()
 	if err != nil {
 		return err
 	}
-	unclear := w.anyUnclear(unmarked, now)
+	wait := w.mayShow(unclear, now)
 	for _, p := range w.children {
 		rest := left[p.id]
 		if p.dying {
@@ -350,15 +350,15 @@ func (w *watchdog) lookAfter(now time.Duration) error {
 			}
 		}
 		if p.exited {
-			w.settle(p, len(rest) == 0 && !unclear)
+			w.settle(p, len(rest) == 0 && !wait)
 		}
 	}
 	w.look = now + w.pause
 	return nil
 }
 
-// anyUnclear tells whether one of the processes may show soon that it is of a child.
-func (w *watchdog) anyUnclear(unclear []process, now time.Duration) bool {
+// mayShow tells whether one of the processes may show soon that it is of a child.
+func (w *watchdog) mayShow(unclear []process, now time.Duration) bool {
 	seen := make(map[string]time.Duration, len(unclear))
 	young := false
 	for _, p := range unclear {

@@ -135,15 +135,25 @@ func (s *Server) Close() {
 	s.cancel()
 	s.work.Wait()
 	s.log.mute()
-	cut := time.AfterFunc(closeGrace, func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		for _, api := range s.apis {
-			api.Stop()
+	ctx, closed := context.WithCancel(context.Background())
+	s.work.Go(func() {
+		if sleep(ctx, closeGrace) {
+			s.cut()
 		}
 	})
-	defer cut.Stop()
 	s.etcd.Close()
+	closed()
+	s.work.Wait()
+}
+
+// cut ends all calls and streams of clients.
+func (s *Server) cut() {
+	s.mu.Lock()
+	apis := s.apis
+	s.mu.Unlock()
+	for _, api := range apis {
+		api.Stop()
+	}
 }
 
 func explainStart(o ServerOptions, err error) error {
