@@ -172,7 +172,7 @@ func TestConnectionEndsBeforeTheProcess(t *testing.T) {
 // What comes from outside is bounded.
 func TestLimits(t *testing.T) {
 	f := newFixture(t)
-	s := f.serve(func(o *ServerOptions) { o.MaxConnections, o.idle = 2, 100*time.Millisecond })
+	s := f.serve(func(o *ServerOptions) { o.MaxConnections, o.idle = 2, time.Second })
 	a, lease := f.registered("a")
 	watched := f.greeted(t)
 	if !watched.add(lease, a.key, a.secret) {

@@ -207,8 +207,8 @@ func (s *Server) accept(ln *net.UnixListener) {
 		}
 		w := &watch{s: s, conn: c, sessions: map[registry.LeaseID]session{}}
 		if !s.enter(w) {
+			s.refused(RefusedLimit) // first: who sees the end finds it counted
 			_ = c.Close()
-			s.refused(RefusedLimit)
 			continue
 		}
 		s.work.Go(func() {
