@@ -190,14 +190,14 @@ func (s *Server) connect(ctx context.Context, nc net.Conn) *conn {
 		call(s.opts.Hooks.OnConnect, c.remote)
 		return c
 	}
-	c.abort(errDraining)
 	if report > 0 {
 		s.opts.Logger.Warn("connections refused: there are too many",
 			"remote", c.remote, "refused", report, "max_connections", s.opts.MaxConnections)
 	}
 	if full {
-		call(s.opts.Hooks.OnRefused, c.remote)
+		call(s.opts.Hooks.OnRefused, c.remote) // first: who sees the end finds it counted
 	}
+	c.abort(errDraining)
 	return nil
 }
 

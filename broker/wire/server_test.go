@@ -12,19 +12,23 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/muster-io/muster/internal/freeport"
 )
 
 // patience is how long a test waits for what should happen at once.
-const patience = 10 * time.Second
+const patience = time.Minute
 
 // served is a server on a port, whose InitProducerId does what the test says.
 type served struct {
 	*Server
 	t      *testing.T
 	addr   string
+	reach  func() (net.Conn, error)
 	log    lockedBuffer
 	handle Handler // of InitProducerId
 	result chan error
@@ -37,6 +41,14 @@ type served struct {
 
 // serve starts a server; when the test ends, everything must have come to an end.
 func serve(t *testing.T, o Options, handle Handler) *served {
+	t.Helper()
+	s := serveOn(t, newListener(t), o, handle)
+	s.reach = func() (net.Conn, error) { return net.Dial("tcp", s.addr) }
+	return s
+}
+
+// serveOn does so on a listener that need not be on a port.
+func serveOn(t *testing.T, ln net.Listener, o Options, handle Handler) *served {
 	t.Helper()
 	s := &served{t: t, handle: handle, result: make(chan error, 1),
 		requests: make(chan RequestInfo, 10_000), ended: make(chan error, 100), refused: make(chan string, 100)}
@@ -60,10 +72,6 @@ func serve(t *testing.T, o Options, handle Handler) *served {
 		} else {
 			s.Register(key, 0, kmsg.RequestForKey(key).MaxVersion()-1, empty)
 		}
-	}
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
 	}
 	s.addr = ln.Addr().String()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -107,7 +115,7 @@ type rawConn struct {
 
 func (s *served) dial() *rawConn {
 	s.t.Helper()
-	nc, err := net.Dial("tcp", s.addr)
+	nc, err := s.reach()
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -477,9 +485,10 @@ func TestShutdownLetsRequestsFinish(t *testing.T) {
 	}
 }
 
+// newListener listens on a port that nobody else is given once it is closed.
 func newListener(t *testing.T) net.Listener {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	ln, err := net.Listen("tcp", freeport.Must())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -581,27 +590,76 @@ func TestPlaceIsFreeWhenTheEndIsTold(t *testing.T) {
 	}
 }
 
+// pipes is a listener without a port, for a bubble: there no time passes while
+// anybody is at work.
+type pipes struct {
+	accepts chan net.Conn
+	closed  context.Context
+	close   context.CancelFunc
+}
+
+func newPipes() *pipes {
+	l := &pipes{accepts: make(chan net.Conn)}
+	l.closed, l.close = context.WithCancel(context.Background())
+	return l
+}
+
+func (l *pipes) Accept() (net.Conn, error) {
+	select {
+	case nc := <-l.accepts:
+		return nc, nil
+	case <-l.closed.Done():
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *pipes) Close() error { l.close(); return nil }
+
+func (l *pipes) Addr() net.Addr { return &net.UnixAddr{Name: "pipes", Net: "unix"} }
+
+func (l *pipes) reach() (net.Conn, error) {
+	client, server := net.Pipe()
+	l.accepts <- server
+	return client, nil
+}
+
 func TestIdleConnectionsAreClosed(t *testing.T) {
-	release := make(chan struct{})
-	s := serve(t, Options{IdleTimeout: 30 * time.Millisecond}, func(_ context.Context, r *Request) Answer {
-		return func(context.Context) (kmsg.Response, error) { <-release; return answerTo(r), nil }
+	synctest.Test(t, func(t *testing.T) {
+		const limit = time.Second
+		release := make(chan struct{})
+		ln := newPipes()
+		s := serveOn(t, ln, Options{IdleTimeout: limit}, func(_ context.Context, r *Request) Answer {
+			return func(context.Context) (kmsg.Response, error) { <-release; return answerTo(r), nil }
+		})
+		s.reach = ln.reach
+		began := time.Now()
+		at := func(want time.Duration) {
+			t.Helper()
+			if got := time.Since(began); got != want {
+				t.Errorf("it is %s, want %s", got, want)
+			}
+		}
+		busy, idle, stalled := s.dial(), s.dial(), s.dial()
+		busy.send(initRequest(1)) // waits for its answer, and so is not idle
+		stalled.raw([]byte{0, 0}) // half a size
+		idle.wantEnd()
+		stalled.wantEnd()
+		at(limit)
+		time.Sleep(limit / 2)
+		close(release)
+		if got := busy.answer(); got != 1 {
+			t.Errorf("answer %d", got)
+		}
+		at(limit * 3 / 2)
+		busy.wantEnd()
+		at(3 * limit) // it is looked every limit whether nothing has moved for so long
+		for range 3 {
+			receive1(t, "the end of a connection", s.ended)
+		}
+		if log := s.log.String(); strings.Count(log, "\n") != 1 || !strings.Contains(log, "2 of its first 4 bytes") {
+			t.Errorf("log %q", log)
+		}
 	})
-	busy, idle, stalled := s.dial(), s.dial(), s.dial()
-	busy.send(initRequest(1)) // waits for its answer, and so is not idle
-	stalled.raw([]byte{0, 0}) // half a size
-	idle.wantEnd()
-	stalled.wantEnd()
-	close(release)
-	if got := busy.answer(); got != 1 {
-		t.Errorf("answer %d", got)
-	}
-	busy.wantEnd()
-	for range 3 {
-		receive1(t, "the end of a connection", s.ended)
-	}
-	if log := s.log.String(); strings.Count(log, "\n") != 1 || !strings.Contains(log, "2 of its first 4 bytes") {
-		t.Errorf("log %q", log)
-	}
 }
 
 func TestAnAnswerThatFailsClosesTheConnection(t *testing.T) {
