@@ -16,7 +16,7 @@ import (
 const (
 	testDir = "data/orders-0"
 	// deadline ends waits for something that should happen at once.
-	deadline = 10 * time.Second
+	deadline = time.Minute
 )
 
 // batchSpec describes a batch as a producer would send it.

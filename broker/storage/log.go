@@ -217,7 +217,7 @@ func (l *Log) shut(last func() error) error {
 	if err == nil {
 		err = last()
 	}
-	l.durable.stop(ErrClosed)
+	l.durable.stop(ErrClosed, func() {})
 	l.readers.close()
 	for _, s := range l.view.Load().segments {
 		err = errors.Join(err, s.close())

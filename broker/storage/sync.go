@@ -67,12 +67,10 @@ func (l *Log) syncTo(next *view) {
 	tell(l.opts.Listener.Synced, Synced{Dir: l.dir, From: before.durable, To: next.durable, Took: took})
 }
 
-// fail makes the log read-only for good.
+// fail makes the log read-only for good. Who finds it failed finds that it was told.
 func (l *Log) fail(op string, err error) *FailedError {
 	failed := &FailedError{Dir: l.dir, Op: op, Err: err}
-	if l.durable.stop(failed) {
-		tell(l.opts.Listener.Failed, failed)
-	}
+	l.durable.stop(failed, func() { tell(l.opts.Listener.Failed, failed) })
 	return failed
 }
 

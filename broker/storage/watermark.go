@@ -66,19 +66,20 @@ func (w *watermark) advance(offset int64) {
 	}
 }
 
-// stop ends all waiting; the first error stays. It reports whether it was the first.
-func (w *watermark) stop(err error) bool {
+// stop ends all waiting; the first error stays. If it is this one, first is called,
+// before anybody can see it.
+func (w *watermark) stop(err error, first func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.err != nil {
-		return false
+		return
 	}
+	first()
 	w.err = err
 	for at, c := range w.waiters {
 		close(c)
 		delete(w.waiters, at)
 	}
-	return true
 }
 
 // await returns nil once the watermark is at least offset.
