@@ -21,7 +21,10 @@ import (
 	"github.com/muster-io/muster/registry/etcd"
 )
 
-const patience = 30 * time.Second
+// patience is how long a test waits for what should happen soon. It is shorter than
+// what would happen without the daemon's doing: a fetch that is answered after its
+// minute, a lease of registry.MaxTTL that runs out.
+const patience = 45 * time.Second
 
 func must(t *testing.T, err error) {
 	t.Helper()
@@ -30,8 +33,10 @@ func must(t *testing.T, err error) {
 	}
 }
 
+// config is that of a daemon that keeps its session though the machine stands still for
+// a while: who wants it lost revokes its lease.
 func config(t *testing.T, dir string) broker.Config {
-	return broker.Config{ID: 1, DataDir: dir, Listen: "127.0.0.1:0", SessionTimeout: registry.MinTTL, AutoCreateTopics: true,
+	return broker.Config{ID: 1, DataDir: dir, Listen: "127.0.0.1:0", SessionTimeout: registry.MaxTTL, AutoCreateTopics: true,
 		EtcdListenClient: "http://" + freeport.Must(), EtcdListenPeer: "http://" + freeport.Must(), NumPartitions: 2}
 }
 

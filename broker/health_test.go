@@ -105,7 +105,7 @@ func TestTheRecordIsKept(t *testing.T) {
 			return kv.Lease
 		}
 		first := d.members.lease()
-		time.Sleep(time.Minute)
+		time.Sleep(time.Minute + 300*time.Millisecond) // between two beats and renewals
 		do(registry.Delete(key))
 		fresh := back()
 		const other = `{"version":1,"host":"other","port":9092,"jmx_port":-1,"timestamp":"1"}`
@@ -159,7 +159,7 @@ func TestReadinessAsksWhenTheRegistryWasHeardOf(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := &mumbling{Store: memory.New()}
 		d := twinDaemon(t, st)
-		time.Sleep(10 * time.Second)
+		time.Sleep(10*time.Second + 100*time.Millisecond) // between two requests for progress
 		st.silent.Store(true)
 		time.Sleep(registry.DefaultTTL / 4)
 		if got := failing(d.Ready()); got != "" {

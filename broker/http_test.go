@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/muster-io/muster/broker"
 	"github.com/muster-io/muster/internal/freeport"
@@ -79,6 +80,19 @@ func sample(t *testing.T, address, series string) (value float64, ok bool) {
 		}
 	}
 	return 0, false
+}
+
+// showing waits until a daemon shows all of these values at once.
+func showing(t *testing.T, address string, want map[string]float64) {
+	t.Helper()
+	eventually(t, func() string {
+		for series, value := range want {
+			if got, ok := sample(t, address, series); got != value || !ok {
+				return fmt.Sprintf("%s is %v, want %v", series, got, value)
+			}
+		}
+		return ""
+	})
 }
 
 func TestProbes(t *testing.T) {
@@ -173,7 +187,7 @@ func TestStartIsLogged(t *testing.T) {
 // A lease revoked by hand is made up for at once; a daemon whose record another has
 // taken is not ready until that is gone. Neither is a reason to restart it.
 func TestReadinessFollowsTheRegistration(t *testing.T) {
-	d := start(t, withHTTP(t, func(c *broker.Config) { c.SessionTimeout = 6 * time.Second }))
+	d := start(t, withHTTP(t))
 	at, st := d.HTTPAddress(), openStore(t, d)
 	if n, ok := sample(t, at, `muster_sessions_lost_total{reason="lease_gone"}`); n != 0 || !ok {
 		t.Errorf("%v losses before the first", n)
@@ -206,11 +220,11 @@ func TestReadinessFollowsTheRegistration(t *testing.T) {
 	})
 	write(registry.Delete("/brokers/ids/1"))
 	probed(t, at, "/readyz", http.StatusOK, "ready")
-	for series, want := range map[string]float64{
+	showing(t, at, map[string]float64{ // a registration is counted a moment after it stands
 		`muster_sessions_lost_total{reason="lease_gone"}`:        1,
 		`muster_sessions_lost_total{reason="abandoned"}`:         1,
 		`muster_registrations_total{outcome="registered"}`:       3,
-		`muster_session_ttl_seconds`:                             6,
+		`muster_session_ttl_seconds`:                             registry.MaxTTL.Seconds(),
 		`muster_ready`:                                           1,
 		`muster_store_calls_total{call="grant",result="ok"}`:     3,
 		`muster_sessions_lost_total{reason="deadline"}`:          0,
@@ -218,12 +232,8 @@ func TestReadinessFollowsTheRegistration(t *testing.T) {
 		`muster_store_calls_total{call="watch",result="ok"}`:     0,
 		`muster_brokers`:                                         1,
 		`muster_store_call_duration_seconds_count{call="grant"}`: 3,
-	} {
-		if n, ok := sample(t, at, series); n != want || !ok {
-			t.Errorf("%s is %v, want %v", series, n, want)
-		}
-	}
-	if n, _ := sample(t, at, "muster_session_remaining_seconds"); n <= 0 || n > 6 {
+	})
+	if n, _ := sample(t, at, "muster_session_remaining_seconds"); n <= 0 || n > registry.MaxTTL.Seconds() {
 		t.Errorf("session has %v s left", n)
 	}
 }
@@ -233,7 +243,7 @@ func TestReadinessFollowsTheRegistration(t *testing.T) {
 func TestReadinessWithoutEtcd(t *testing.T) {
 	outer := start(t, config(t, t.TempDir()))
 	d := start(t, withHTTP(t, func(c *broker.Config) {
-		c.ID, c.Etcd = 2, etcd.Options{Endpoints: outer.EtcdEndpoints()}
+		c.ID, c.Etcd, c.SessionTimeout = 2, etcd.Options{Endpoints: outer.EtcdEndpoints()}, 12*time.Second
 	}))
 	at := d.HTTPAddress()
 	if _, body := get(t, at, "/metrics", ""); strings.Contains(body, "\netcd_") {
@@ -243,7 +253,7 @@ func TestReadinessWithoutEtcd(t *testing.T) {
 	must(t, outer.Close())
 	gone := time.Now()
 	probed(t, at, "/readyz", http.StatusServiceUnavailable, "not ready: ")
-	if took := time.Since(gone); took > registry.MinTTL {
+	if took := time.Since(gone); took > 12*time.Second {
 		t.Errorf("not ready only after %s", took)
 	}
 	probed(t, at, "/readyz", http.StatusServiceUnavailable, "session: lost")
@@ -258,10 +268,15 @@ func TestReadinessWithoutEtcd(t *testing.T) {
 	})
 	closed := make(chan error, 1)
 	go func() { closed <- d.Close() }() // it tries in vain to take its keys along
-	probed(t, at, "/readyz", http.StatusServiceUnavailable, "not ready: phase: stopping")
-	if status, body := get(t, at, "/healthz", ""); status != http.StatusOK {
-		t.Errorf("/healthz: %d %s", status, body)
-	}
+	eventually(t, func() string { // one after the other, for it does not try for long
+		if status, body := get(t, at, "/readyz", ""); status != http.StatusServiceUnavailable || !strings.Contains(body, "not ready: phase: stopping") {
+			return fmt.Sprintf("/readyz: %d %s", status, body)
+		}
+		if status, body := get(t, at, "/healthz", ""); status != http.StatusOK {
+			return fmt.Sprintf("/healthz: %d %s", status, body)
+		}
+		return ""
+	})
 	<-closed
 	if status, body := get(t, at, "/readyz", ""); status != 0 {
 		t.Errorf("still answers: %d %s", status, body)
@@ -338,7 +353,8 @@ func exposed(page string) map[string]string {
 func TestMetricsAreDocumented(t *testing.T) {
 	d := start(t, withHTTP(t))
 	k := newClient(t, d, kgo.AllowAutoTopicCreation(), kgo.DefaultProduceTopic("t"))
-	must(t, k.ProduceSync(t.Context(), kgo.StringRecord("a")).FirstErr()) // creates the topic, told to wait first
+	must(t, k.ProduceSync(t.Context(), kgo.StringRecord("a")).FirstErr())
+	askInVain(t, k)
 	st := openStore(t, d)
 	lease, err := st.Grant(t.Context(), time.Minute)
 	must(t, err)
@@ -382,6 +398,18 @@ func TestMetricsAreDocumented(t *testing.T) {
 	}
 }
 
+// askInVain asks for a topic that is not there, which is answered with an error: whether
+// there is one while a topic is made is a question of time.
+func askInVain(t *testing.T, k *kgo.Client) {
+	t.Helper()
+	req := kmsg.NewPtrMetadataRequest()
+	topic := kmsg.NewMetadataRequestTopic()
+	topic.Topic = kmsg.StringPtr("none")
+	req.Topics = append(req.Topics, topic)
+	_, err := k.SeedBrokers()[0].Request(t.Context(), req)
+	must(t, err)
+}
+
 // What clients do is counted by key, version and result.
 func TestRequestsAreCounted(t *testing.T) {
 	d := start(t, withHTTP(t))
@@ -397,39 +425,41 @@ func TestRequestsAreCounted(t *testing.T) {
 	must(t, err)
 	_, _ = io.Copy(io.Discard, bad)
 	must(t, bad.Close())
-	eventually(t, func() string {
-		for series, want := range map[string]float64{
-			`muster_wire_frames_refused_total{reason="size"}`:           1,
-			`muster_log_appended_records_total`:                         3,
-			`muster_log_end_offset{partition="1",topic="t"}`:            3,
-			`muster_log_start_offset{partition="1",topic="t"}`:          0,
-			`muster_log_end_offset{partition="0",topic="t"}`:            0,
-			`muster_partitions_led`:                                     2,
-			`muster_partitions_open`:                                    2,
-			`muster_partitions_failed`:                                  0,
-			`muster_producer_id_blocks_total`:                           1,
-			`muster_wire_request_duration_seconds_count{api="Produce"}`: 3,
-		} {
-			if n, ok := sample(t, at, series); n != want || !ok {
-				return fmt.Sprintf("%s is %v, want %v", series, n, want)
+	askInVain(t, k)
+	showing(t, at, map[string]float64{
+		`muster_wire_frames_refused_total{reason="size"}`:                             1,
+		`muster_log_appended_records_total`:                                           3,
+		`muster_log_end_offset{partition="1",topic="t"}`:                              3,
+		`muster_log_start_offset{partition="1",topic="t"}`:                            0,
+		`muster_log_end_offset{partition="0",topic="t"}`:                              0,
+		`muster_partitions_led`:                                                       2,
+		`muster_partitions_open`:                                                      2,
+		`muster_partitions_failed`:                                                    0,
+		`muster_producer_id_blocks_total`:                                             1,
+		`muster_wire_request_duration_seconds_count{api="Produce"}`:                   3,
+		`muster_wire_errors_total{api="Metadata",error="UNKNOWN_TOPIC_OR_PARTITION"}`: 1,
+	})
+	for _, counted := range []string{ // an answer is counted a moment after it is sent
+		`muster_wire_requests_total\{api="Produce",result="ok",version="\d+"\} 3\n`,
+		`muster_wire_requests_total\{api="Metadata",result="error",version="\d+"\} [1-9]`,
+	} {
+		eventually(t, func() string {
+			if _, page := get(t, at, "/metrics", ""); !regexp.MustCompile(counted).MatchString(page) {
+				return "nothing is " + counted
 			}
+			return ""
+		})
+	}
+	bytes, _ := sample(t, at, "muster_log_appended_bytes_total")
+	if logged, _ := sample(t, at, `muster_log_size_bytes{partition="1",topic="t"}`); bytes < 3000 || bytes != logged {
+		t.Errorf("%v bytes appended, %v in the log", bytes, logged)
+	}
+	eventually(t, func() string {
+		if received, _ := sample(t, at, `muster_wire_received_bytes_total{api="Produce"}`); received <= bytes {
+			return fmt.Sprintf("%v bytes received, %v appended", received, bytes)
 		}
 		return ""
 	})
-	_, page := get(t, at, "/metrics", "")
-	produced := regexp.MustCompile(`muster_wire_requests_total\{api="Produce",result="ok",version="\d+"\} 3\n`)
-	if !produced.MatchString(page) {
-		t.Error("the produce requests are not counted")
-	}
-	bytes, _ := sample(t, at, "muster_log_appended_bytes_total")
-	size, _ := sample(t, at, `muster_log_size_bytes{partition="1",topic="t"}`)
-	received, _ := sample(t, at, `muster_wire_received_bytes_total{api="Produce"}`)
-	if bytes < 3000 || bytes != size || received <= bytes {
-		t.Errorf("%v bytes received, %v appended, %v in the log", received, bytes, size)
-	}
-	if !regexp.MustCompile(`muster_wire_requests_total\{api="Metadata",result="error",version="\d+"\} [1-9]`).MatchString(page) {
-		t.Error("that answer is not counted as an error")
-	}
 	k.Close()
 	eventually(t, func() string {
 		if n, ok := sample(t, at, "muster_wire_connections"); n != 0 || !ok {
@@ -439,8 +469,5 @@ func TestRequestsAreCounted(t *testing.T) {
 	})
 	if n, _ := sample(t, at, "muster_wire_connections_accepted_total"); n < 2 {
 		t.Errorf("%v connections accepted", n)
-	}
-	if n, ok := sample(t, at, `muster_wire_errors_total{api="Metadata",error="LEADER_NOT_AVAILABLE"}`); !ok || n == 0 {
-		t.Error("the answer that a new topic has no leader yet is not counted")
 	}
 }

@@ -17,7 +17,7 @@ func TestCountStandsBesideItsTopic(t *testing.T) {
 	st := memory.New()
 	d := &Daemon{cfg: Config{ID: 1}, log: slog.New(slog.DiscardHandler), store: st}
 	d.members = newMembership(d)
-	s, err := registry.OpenSession(t.Context(), st, registry.SessionOptions{})
+	s, err := registry.OpenSession(t.Context(), st, registry.SessionOptions{TTL: registry.MaxTTL})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,7 +75,7 @@ func TestNextRunAfterACrash(t *testing.T) {
 	if _, err := st.Txn(t.Context(), registry.Txn{Then: []registry.Op{left}}); err != nil {
 		t.Fatal(err)
 	}
-	d := &Daemon{cfg: Config{ID: 1, SessionTimeout: registry.DefaultTTL}, log: slog.New(slog.DiscardHandler), store: st, advertise: address{"localhost", 9092}}
+	d := &Daemon{cfg: Config{ID: 1, SessionTimeout: registry.MaxTTL}, log: slog.New(slog.DiscardHandler), store: st, advertise: address{"localhost", 9092}}
 	d.members, d.topics = newMembership(d), newTopics(d)
 	d.metrics = newMetrics(d)
 	if d.dir, err = openDataDir(t.TempDir(), 1); err != nil {
@@ -115,7 +115,7 @@ func TestCountThatChangesMeanwhile(t *testing.T) {
 	st := memory.New()
 	d := &Daemon{cfg: Config{ID: 1}, log: slog.New(slog.DiscardHandler)}
 	m := newMembership(d)
-	s, err := registry.OpenSession(t.Context(), st, registry.SessionOptions{})
+	s, err := registry.OpenSession(t.Context(), st, registry.SessionOptions{TTL: registry.MaxTTL})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -356,9 +356,9 @@ func TestDaemonFinishesDeletions(t *testing.T) {
 	}
 	eventually(t, gone)
 	without(t, dir, "logs", "orders-")
-	put(t, st, registry.Root("").DeletedTopic("orders"), `{"version":1,"topic_id":"x"}`)
 	put(t, st, group.Offset(p), "1")
 	put(t, st, registry.Root("").PartitionState("orders", 0), `{"isr":[1]}`)
+	put(t, st, registry.Root("").DeletedTopic("orders"), `{"version":1,"topic_id":"x"}`) // last: its turn comes by the clock
 	eventually(t, gone)
 }
 

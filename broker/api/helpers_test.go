@@ -25,8 +25,9 @@ import (
 	"github.com/muster-io/muster/broker/wire"
 )
 
-// patience is how long a test waits for what should happen at once.
-const patience = 10 * time.Second
+// patience is how long a test waits for what should happen at once. It is shorter
+// than the minute that fetches are told to wait.
+const patience = 30 * time.Second
 
 const self = 1
 
