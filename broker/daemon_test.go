@@ -26,6 +26,10 @@ import (
 // minute, a lease of registry.MaxTTL that runs out.
 const patience = 45 * time.Second
 
+// sessionTimeout keeps a daemon's session though the machine stands still for a while:
+// who wants it lost revokes its lease.
+const sessionTimeout = 30 * time.Second
+
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
@@ -33,10 +37,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// config is that of a daemon that keeps its session though the machine stands still for
-// a while: who wants it lost revokes its lease.
 func config(t *testing.T, dir string) broker.Config {
-	return broker.Config{ID: 1, DataDir: dir, Listen: "127.0.0.1:0", SessionTimeout: registry.MaxTTL, AutoCreateTopics: true,
+	return broker.Config{ID: 1, DataDir: dir, Listen: "127.0.0.1:0", SessionTimeout: sessionTimeout, AutoCreateTopics: true,
 		EtcdListenClient: "http://" + freeport.Must(), EtcdListenPeer: "http://" + freeport.Must(), NumPartitions: 2}
 }
 

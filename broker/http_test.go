@@ -224,7 +224,7 @@ func TestReadinessFollowsTheRegistration(t *testing.T) {
 		`muster_sessions_lost_total{reason="lease_gone"}`:        1,
 		`muster_sessions_lost_total{reason="abandoned"}`:         1,
 		`muster_registrations_total{outcome="registered"}`:       3,
-		`muster_session_ttl_seconds`:                             registry.MaxTTL.Seconds(),
+		`muster_session_ttl_seconds`:                             sessionTimeout.Seconds(),
 		`muster_ready`:                                           1,
 		`muster_store_calls_total{call="grant",result="ok"}`:     3,
 		`muster_sessions_lost_total{reason="deadline"}`:          0,
@@ -233,7 +233,7 @@ func TestReadinessFollowsTheRegistration(t *testing.T) {
 		`muster_brokers`:                                         1,
 		`muster_store_call_duration_seconds_count{call="grant"}`: 3,
 	})
-	if n, _ := sample(t, at, "muster_session_remaining_seconds"); n <= 0 || n > registry.MaxTTL.Seconds() {
+	if n, _ := sample(t, at, "muster_session_remaining_seconds"); n <= 0 || n > sessionTimeout.Seconds() {
 		t.Errorf("session has %v s left", n)
 	}
 }
@@ -268,7 +268,7 @@ func TestReadinessWithoutEtcd(t *testing.T) {
 	})
 	closed := make(chan error, 1)
 	go func() { closed <- d.Close() }() // it tries in vain to take its keys along
-	eventually(t, func() string { // one after the other, for it does not try for long
+	eventually(t, func() string {       // one after the other, for it does not try for long
 		if status, body := get(t, at, "/readyz", ""); status != http.StatusServiceUnavailable || !strings.Contains(body, "not ready: phase: stopping") {
 			return fmt.Sprintf("/readyz: %d %s", status, body)
 		}
@@ -356,7 +356,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	must(t, k.ProduceSync(t.Context(), kgo.StringRecord("a")).FirstErr())
 	askInVain(t, k)
 	st := openStore(t, d)
-	lease, err := st.Grant(t.Context(), time.Minute)
+	lease, err := st.Grant(t.Context(), registry.MaxTTL)
 	must(t, err)
 	_, err = st.Txn(t.Context(), registry.Txn{Then: []registry.Op{
 		registry.Put(registry.Root("").Group("idle").Offset(registry.Partition{Topic: "t", Home: 1}), []byte("0"), 0),
