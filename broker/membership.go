@@ -43,7 +43,9 @@ const (
 	registryCallLimit = 5 * time.Second
 	// countsPause is the pause before counts are written again that could not be.
 	countsPause = 2 * time.Second
-	answerLimit = 500 * time.Millisecond
+	// answerLimit is how long another daemon may take to accept a connection. What is
+	// there answers at once, or its machine is so busy that it must not be robbed.
+	answerLimit = 5 * time.Second
 )
 
 // announced is the present announcement; nil before join.
