@@ -112,19 +112,24 @@ func runChildren(c *cli.Context) error {
 			return err
 		}
 		defer stop()
-		defer hurryAtSecondSignal(ctx, r)()
-		return r.Run(ctx)
+		running, release := hurryAtSecondSignal(ctx, r)
+		defer release()
+		return r.Run(running)
 	})
 }
 
 // hurryAtSecondSignal ends the grace of the children when a signal comes after the
-// one that ended ctx. A third one ends the process.
-func hurryAtSecondSignal(ctx context.Context, r *runner.Runner) (release func()) {
+// one that ended ctx. A third one ends the process. The context that it returns ends with
+// ctx, when the second signal is waited for and not before: whoever sees the children
+// stop may send it.
+func hurryAtSecondSignal(ctx context.Context, r *runner.Runner) (running context.Context, release func()) {
 	again := make(chan os.Signal, 1)
-	done, cancel := context.WithCancel(context.Background())
+	running, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	done := make(chan struct{})
 	ended := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		signal.Notify(again, syscall.SIGINT, syscall.SIGTERM)
+		cancel()
 	})
 	go func() {
 		defer close(ended)
@@ -132,13 +137,14 @@ func hurryAtSecondSignal(ctx context.Context, r *runner.Runner) (release func())
 		case <-again:
 			signal.Stop(again)
 			r.Hurry()
-		case <-done.Done():
+		case <-done:
 		}
 	}()
-	return func() {
+	return running, func() {
 		stop()
-		signal.Stop(again)
 		cancel()
+		signal.Stop(again)
+		close(done)
 		<-ended
 	}
 }
