@@ -27,7 +27,7 @@ func TestStopWhileStarting(t *testing.T) {
 			cmd.Env = append(os.Environ(), asMuster+"=1", "JOURNAL="+g.journal, "MUSTER_ETCD_ENDPOINTS="+g.st.Endpoint, "GORACE=atexit_sleep_ms=1")
 			var stderr bytes.Buffer
 			cmd.Stdout, cmd.Stderr = &stderr, &stderr
-			cmd.WaitDelay = time.Second
+			cmd.WaitDelay = runPatience
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
