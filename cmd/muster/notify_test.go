@@ -50,7 +50,7 @@ func TestNotify(t *testing.T) {
 	// until reads on to a message, and counts the signs of life on the way.
 	until := func(want string) (alive int) {
 		t.Helper()
-		if err := conn.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		if err := conn.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
 			t.Fatal(err)
 		}
 		for {
@@ -83,8 +83,14 @@ func TestNotify(t *testing.T) {
 	}
 	d.set(true, true, "")
 	until("STATUS=serving")
-	stopping()
+	// It waits for its reader as systemd's socket does, which holds no more than a few messages.
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		stopping()
+	}()
 	until("STOPPING=1\nSTATUS=stopping")
+	<-stopped
 }
 
 // Without systemd there is nobody to tell.
