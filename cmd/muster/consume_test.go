@@ -43,11 +43,12 @@ func TestConsumeIncludeExclude(t *testing.T) {
 		if _, err := registry.CreateTopic(t.Context(), st, root, registry.TopicSpec{Name: topic, Partitions: 1, ReplicationFactor: 1}, []int32{1}); err != nil {
 			t.Fatal(err)
 		}
+		awaitTopic(t, st, root, topic, 1)
 		if status, _, stderr := ask(t, topic+"\n", "produce", "--topic", topic); status != 0 {
 			t.Fatal(stderr)
 		}
 	}
-	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+	ctx, stop := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer stop()
 	out, log := &printed{more: make(chan struct{}, 1)}, &printed{more: make(chan struct{}, 1)}
 	done := make(chan int, 1)

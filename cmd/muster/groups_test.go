@@ -221,7 +221,7 @@ func TestVerify(t *testing.T) {
 	if status, out, stderr := s.groups("verify", "g"); status != 1 || out != "Rebalance operation failed !\n" || stderr != notes {
 		t.Error(status, out, stderr)
 	}
-	status, out, _ := s.groups("verify", "g", "-o", "json", "--wait", "50ms")
+	status, out, _ := s.groups("verify", "g", "-o", "json", "--wait", "4s")
 	if v := parse[struct {
 		Right   bool
 		Reasons []string
@@ -241,7 +241,7 @@ func TestVerify(t *testing.T) {
 	if status, _, stderr := s.groups("verify", "nosuch"); status != 1 || !strings.Contains(stderr, "group not found: nosuch") {
 		t.Error(status, stderr)
 	}
-	if status, _, stderr := s.groups("verify", "nosuch", "--wait", "50ms"); status != 1 || !strings.Contains(stderr, "Consumer group nosuch has no members") {
+	if status, _, stderr := s.groups("verify", "nosuch", "--wait", "4s"); status != 1 || !strings.Contains(stderr, "Consumer group nosuch has no members") {
 		t.Error(status, stderr)
 	}
 }
@@ -408,7 +408,7 @@ func groupWatch(t *testing.T, ctx context.Context, args ...string) (lines <-chan
 func TestWatchGroup(t *testing.T) {
 	s := newStage(t, "/groups-watch")
 	s.topic("t", 1)
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	lines, ended := groupWatch(t, ctx, "g", "--registry-root", string(s.root))
 	next := func(want string) {
@@ -447,7 +447,7 @@ func TestWatchGroup(t *testing.T) {
 func TestGroupOfConsumers(t *testing.T) {
 	st := openLive(t)
 	var root registry.Root
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	clearAfter(t, st, root.Group("real").Prefix())
 	_, err := registry.CreateTopic(ctx, st, root, registry.TopicSpec{Name: "real", Partitions: 4, ReplicationFactor: 1}, []int32{1})
@@ -455,7 +455,8 @@ func TestGroupOfConsumers(t *testing.T) {
 		t.Fatal(err)
 	}
 	start := func(id string) func() {
-		c, err := consumer.New(consumer.Config{Store: st, Group: "real", ID: id, Topics: map[string]int32{"real": 1}, Strategies: []string{"sticky"}},
+		c, err := consumer.New(consumer.Config{Store: st, Group: "real", ID: id, Topics: map[string]int32{"real": 1}, Strategies: []string{"sticky"},
+			SessionTimeout: registry.MaxTTL},
 			func(context.Context, *consumer.Record) error { return nil })
 		if err != nil {
 			t.Fatal(err)
@@ -473,7 +474,7 @@ func TestGroupOfConsumers(t *testing.T) {
 	}
 	right := func() {
 		t.Helper()
-		if status, out, stderr := ask(t, "", "groups", "verify", "real", "--wait", "20s"); status != 0 {
+		if status, out, stderr := ask(t, "", "groups", "verify", "real", "--wait", "40s"); status != 0 {
 			t.Fatal(out, stderr)
 		}
 	}

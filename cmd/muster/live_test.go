@@ -55,9 +55,9 @@ var liveDir string
 func openLive(t *testing.T) registry.Store {
 	t.Helper()
 	live.once.Do(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 		defer cancel()
-		live.daemon, live.err = broker.Start(ctx, broker.Config{ID: 1, DataDir: liveDir, Listen: "127.0.0.1:0",
+		live.daemon, live.err = broker.Start(ctx, broker.Config{ID: 1, DataDir: liveDir, Listen: "127.0.0.1:0", SessionTimeout: registry.MaxTTL,
 			EtcdListenClient: "http://" + freeport.Must(), EtcdListenPeer: "http://" + freeport.Must()})
 		if live.err == nil {
 			live.store, live.err = etcd.Open(ctx, etcd.Options{Endpoints: live.daemon.EtcdEndpoints()})
@@ -73,7 +73,7 @@ func openLive(t *testing.T) registry.Store {
 func ask(t *testing.T, stdin string, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
 	var out, errOut bytes.Buffer
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	args = append([]string{"muster"}, append(args, "--etcd-endpoints", live.daemon.EtcdEndpoints()[0])...)
 	status = run(ctx, args, strings.NewReader(stdin), &out, &errOut)
@@ -95,15 +95,22 @@ func plant(t *testing.T, st registry.Store, key, value string, lease registry.Le
 	}
 }
 
-// keptAlive is a lease of a process that lives and does nothing.
+// keptAlive is a lease of a process that lives and does nothing. No pause of the machine
+// ends it.
 func keptAlive(t *testing.T, st registry.Store) *registry.Session {
 	t.Helper()
-	s, err := registry.OpenSession(t.Context(), st, registry.SessionOptions{TTL: registry.MinTTL})
+	return keptAliveFor(t, st, registry.MaxTTL)
+}
+
+// keptAliveFor is keptAlive for a test that waits until a lease would have run out.
+func keptAliveFor(t *testing.T, st registry.Store, ttl time.Duration) *registry.Session {
+	t.Helper()
+	s, err := registry.OpenSession(t.Context(), st, registry.SessionOptions{TTL: ttl})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		defer cancel()
 		if err := s.Close(ctx); err != nil {
 			t.Error(err)

@@ -16,7 +16,7 @@ import (
 func call(t *testing.T, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
 	var out, errOut bytes.Buffer
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	status = run(ctx, append([]string{"muster"}, args...), strings.NewReader(""), &out, &errOut)
 	return status, out.String(), errOut.String()

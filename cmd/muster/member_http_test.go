@@ -80,10 +80,11 @@ func TestConsumerServesMetrics(t *testing.T) {
 	consume := func(ctx context.Context, http string) (status int, stderr string) {
 		var out, errOut bytes.Buffer
 		status = run(ctx, []string{"muster", "consume", "--group", "measured", "--topic", "measured", "--http", http,
+			"--set", "zookeeper.session.timeout.ms=60000",
 			"--etcd-endpoints", live.daemon.EtcdEndpoints()[0]}, strings.NewReader(""), &out, &errOut)
 		return status, errOut.String()
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	ended := make(chan int, 1)
 	go func() {

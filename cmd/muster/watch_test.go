@@ -49,14 +49,14 @@ func startWatch(t *testing.T, ctx context.Context, args ...string) (lines <-chan
 func TestWatch(t *testing.T) {
 	st := openLive(t)
 	var root registry.Root
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	if _, err := registry.CreateTopic(ctx, st, root, registry.TopicSpec{Name: "watched", Partitions: 2, ReplicationFactor: 1}, []int32{1}); err != nil {
 		t.Fatal(err)
 	}
 	text, ended := startWatch(t, ctx, "--group", "watchers", "--count", "6")
 	objects, endedToo := startWatch(t, ctx, "-o", "json", "--count", "4", "--topic", "watched", "/consumers/watchers")
-	c, err := consumer.New(consumer.Config{Store: st, Group: "watchers", ID: "host-1:77", Topics: map[string]int32{"watched": 1}},
+	c, err := consumer.New(consumer.Config{Store: st, Group: "watchers", ID: "host-1:77", Topics: map[string]int32{"watched": 1}, SessionTimeout: registry.MaxTTL},
 		func(context.Context, *consumer.Record) error { return nil })
 	if err != nil {
 		t.Fatal(err)
@@ -139,6 +139,11 @@ func TestBrokers(t *testing.T) {
 	}
 	status, out, stderr := cmd("list", "-o", "json")
 	list := parse[[]map[string]any](t, out)
+	// The live one has 3 s for its answer, which on a busy machine may not be enough.
+	for deadline := time.Now().Add(30 * time.Second); status == 0 && list[0]["answers"] == false && time.Now().Before(deadline); {
+		status, out, stderr = cmd("list", "-o", "json")
+		list = parse[[]map[string]any](t, out)
+	}
 	if status != 0 || len(list) != 2 || !strings.Contains(stderr, "/brokers/ids/3") {
 		t.Fatalf("status %d, %s, %s", status, out, stderr)
 	}
