@@ -33,9 +33,13 @@ func TestDoctorOfAGroupThatRebalances(t *testing.T) {
 	unsettled := 0
 	go func() {
 		defer close(examined)
-		for ; over.Err() == nil; examinations.Add(1) {
+		for over.Err() == nil {
 			d := &inspect.Doctor{Store: st, Root: root, Ask: inspect.Network, Settle: 5 * time.Second}
 			r, err := d.Examine(ctx)
+			if errors.Is(err, inspect.ErrSilent) {
+				t.Log("an examination was given up: ", err)
+				continue
+			}
 			if err != nil {
 				t.Error(err)
 				break
@@ -44,6 +48,7 @@ func TestDoctorOfAGroupThatRebalances(t *testing.T) {
 			for _, f := range r.Findings {
 				t.Errorf("false alarm at revision %d: %s %s: %s", r.Revision, f.Code, f.Key, f.What)
 			}
+			examinations.Add(1)
 		}
 	}()
 	const seed = 7
