@@ -153,6 +153,7 @@ func fillTopic(t *testing.T, ctx context.Context, st registry.Store) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { remove(context.Background()) })
+	awaitTopic(t, st, "", "orders", 6) // a producer gives an unknown topic up after a second
 	k, err := kgo.NewClient(kgo.SeedBrokers(live.daemon.Address()), kgo.RecordPartitioner(kgo.ManualPartitioner()))
 	if err != nil {
 		t.Fatal(err)

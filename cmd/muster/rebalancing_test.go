@@ -25,6 +25,7 @@ func TestDoctorOfAGroupThatRebalances(t *testing.T) {
 	if _, err := registry.CreateTopic(ctx, st, root, registry.TopicSpec{Name: "busy", Partitions: 8, ReplicationFactor: 1}, []int32{1}); err != nil {
 		t.Fatal(err)
 	}
+	awaitTopic(t, st, root, "busy", 8)
 	over, stopAll := context.WithCancel(ctx)
 	produced := make(chan error, 1)
 	go func() { produced <- produceUntil(over, "busy") }()
