@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/compose-spec/compose-go/v2/cli"
 	"github.com/compose-spec/compose-go/v2/types"
@@ -101,7 +100,7 @@ func TestCompose(t *testing.T) {
 	}
 	ready := func(i int) {
 		t.Helper()
-		until(t, 60*time.Second, containers[i].name+" is ready", func() bool {
+		until(t, patience, containers[i].name+" is ready", func() bool {
 			return strings.HasPrefix(all[i].stdout.String(), "ready") && answers("http://"+containers[i].address+":8080/readyz")
 		}, all[i])
 	}

@@ -276,7 +276,7 @@ func TestContainer(t *testing.T) {
 	uid := uidOf(t, im.user)
 	c.mounts = map[string]string{volume(t, uid): im.volumes[0]}
 	p := n.startContainer(c)
-	until(t, 30*time.Second, "ready", func() bool {
+	until(t, patience, "ready", func() bool {
 		return strings.HasPrefix(p.stdout.String(), "ready") && answers("http://"+n.address(11)+":8080/readyz")
 	}, p)
 	c.exec(t, toolLimit, im.health[1:]...)
@@ -293,7 +293,7 @@ func TestContainer(t *testing.T) {
 			t.Errorf("status of the process has no %q", want)
 		}
 	}
-	p.stop(30 * time.Second)
+	p.stop(patience)
 	if out, err := c.command(im.health[1:]...).CombinedOutput(); err == nil {
 		t.Errorf("the health check passes on a daemon that has ended: %s", out)
 	}

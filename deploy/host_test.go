@@ -225,7 +225,7 @@ func (n *network) boot(name, address, hosts, home string) *machine {
 // up waits until the machine takes commands.
 func (m *machine) up() {
 	m.t.Helper()
-	until(m.t, 30*time.Second, m.name+" is up", func() bool {
+	until(m.t, patience, m.name+" is up", func() bool {
 		pid := m.p.cmd.Process.Pid
 		children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
 		if m.pid = strings.TrimSpace(string(children)); err != nil || m.pid == "" {
@@ -244,7 +244,7 @@ func (m *machine) up() {
 // command is a program on the machine, run by root in its home.
 func (m *machine) command(argv ...string) *exec.Cmd {
 	cmd := exec.Command("nsenter", append([]string{"--target", m.pid, "--all", "env", "--chdir=/root"}, argv...)...)
-	cmd.Env = []string{"HOME=/root", "LANG=C.UTF-8", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+	cmd.Env = append([]string{"HOME=/root", "LANG=C.UTF-8", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}, etcdctlPatience...)
 	return cmd
 }
 

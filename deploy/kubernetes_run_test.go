@@ -165,7 +165,7 @@ func TestKubernetesExternal(t *testing.T) {
 		"--advertise-client-urls", url, "--cert-file", tls+"/tls.crt", "--key-file", tls+"/tls.key",
 		"--listen-peer-urls", "http://127.0.0.1:2380", "--log-level", "error"))
 	env := map[string]string{"ETCDCTL_API": "3", "ETCDCTL_ENDPOINTS": url, "ETCDCTL_CACERT": tls + "/ca.crt"}
-	until(t, 30*time.Second, "etcd answers", func() bool {
+	until(t, patience, "etcd answers", func() bool {
 		cmd := exec.Command("etcdctl", "endpoint", "health")
 		cmd.Env = environment(env)
 		return cmd.Run() == nil

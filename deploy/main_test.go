@@ -26,6 +26,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -101,9 +102,13 @@ func outside() (status int, err error) {
 	return cmd.ProcessState.ExitCode(), nil
 }
 
+// etcdctlPatience has etcdctl wait longer for its answers than the five seconds that it
+// would, which a busy machine may take.
+var etcdctlPatience = []string{"ETCDCTL_DIAL_TIMEOUT=60s", "ETCDCTL_COMMAND_TIMEOUT=60s"}
+
 // cleanEnvironment is this process's without settings of the programs under test.
 func cleanEnvironment() []string {
-	var env []string
+	env := slices.Clone(etcdctlPatience)
 	for _, e := range os.Environ() {
 		if !strings.HasPrefix(e, "MUSTER_") && !strings.HasPrefix(e, "ETCD") {
 			env = append(env, e)

@@ -25,7 +25,7 @@ import (
 const (
 	page = "docs/deployment.md"
 	// blockLimit bounds a block; an election and a lease are in it.
-	blockLimit = 90 * time.Second
+	blockLimit = 3 * time.Minute
 )
 
 var machineNames = []string{"node1", "node2", "node3"}
@@ -246,7 +246,7 @@ func (s *shell) do(b *block) {
 // has ended well: what it has printed may take a moment longer to come than its end.
 func (s *shell) output(ended bool) string {
 	const mark = "--- end of block\n"
-	for end := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 		out := s.p.stdout.String()[s.shown:]
 		text, rest, ok := strings.Cut(out, mark)
 		if ok || !ended || time.Now().After(end) {
@@ -262,11 +262,11 @@ func (s *shell) end() {
 	s.blocks.Close()
 	select {
 	case <-s.p.done:
-	case <-time.After(10 * time.Second):
+	case <-time.After(patience):
 		s.t.Fatalf("the shell at %s does not end", s.place)
 	}
 	group := -s.p.cmd.Process.Pid
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		// What outlives its shell is a child of this process, the first of its host.
 		syscall.Wait4(group, nil, syscall.WNOHANG, nil)
 		if syscall.Kill(group, 0) != nil {

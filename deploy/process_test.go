@@ -142,7 +142,11 @@ func (p *process) kill() {
 	<-p.done
 }
 
-var client = http.Client{Timeout: 2 * time.Second}
+// patience is for what takes a moment on a machine that is not busy, and has to come
+// about on one that is.
+const patience = 2 * time.Minute
+
+var client = http.Client{Timeout: 10 * time.Second}
 
 // answers says whether a GET is answered with 200.
 func answers(url string) bool {

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
 
 // nodes is a set of daemons that form one cluster, as a client sees it.
@@ -22,8 +21,8 @@ type nodes struct {
 }
 
 const (
-	toolLimit = 20 * time.Second
-	workLimit = 60 * time.Second
+	toolLimit = patience
+	workLimit = patience
 )
 
 // work makes a topic with two partitions a broker, sees them spread, writes lines
@@ -107,7 +106,7 @@ func stopAll(t *testing.T, all []*process) {
 		}
 	}
 	for _, p := range all {
-		until(t, 60*time.Second, p.name+" has ended after SIGTERM", p.ended)
+		until(t, patience, p.name+" has ended after SIGTERM", p.ended)
 		if status := p.cmd.ProcessState.ExitCode(); status != 0 {
 			t.Errorf("%s ended with status %d after SIGTERM, want 0", p.name, status)
 		}
