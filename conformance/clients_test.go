@@ -8,7 +8,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
 
 // sortedLines returns the lines of an output, in order of their text.
@@ -34,10 +33,10 @@ func TestKcat(t *testing.T) {
 	for _, codec := range []string{"none", "gzip", "snappy", "lz4", "zstd"} {
 		c.tool("topics", "create", codec, "--partitions", "3")
 		for _, idempotent := range []string{"false", "true"} {
-			c.feed(input(lines), "kcat", "-P", "-b", c.kafka, "-t", codec, "-K", keyDelimiter, "-z", codec,
+			c.feed(input(lines), "kcat", "-m", "60", "-P", "-b", c.kafka, "-t", codec, "-K", keyDelimiter, "-z", codec,
 				"-X", "acks=all", "-X", "enable.idempotence="+idempotent)
 		}
-		got := sortedLines(c.run("kcat", "-C", "-b", c.kafka, "-t", codec, "-o", "beginning", "-e", "-q", "-f", `%k %s\n`))
+		got := sortedLines(c.run("kcat", "-m", "60", "-C", "-b", c.kafka, "-t", codec, "-o", "beginning", "-e", "-q", "-f", `%k %s\n`))
 		if !slices.Equal(got, want) {
 			t.Errorf("%s: kcat read %d lines that differ from the %d written", codec, len(got), len(want))
 		}
@@ -51,12 +50,12 @@ func TestKcat(t *testing.T) {
 // compares them.
 func (c *cluster) reads(p *process, want []string) {
 	c.t.Helper()
-	until(c.t, 20*time.Second, fmt.Sprintf("%s prints %d lines", p.name, len(want)), func() bool {
+	until(c.t, patience, fmt.Sprintf("%s prints %d lines", p.name, len(want)), func() bool {
 		data, err := os.ReadFile(p.stdout)
 		return err == nil && bytes.Count(data, []byte("\n")) >= len(want)
 	})
 	p.signal(syscall.SIGTERM)
-	p.exits(0, 10*time.Second)
+	p.exits(0, patience)
 	data, err := os.ReadFile(p.stdout)
 	if err != nil {
 		c.t.Fatal(err)
@@ -75,7 +74,7 @@ func TestUnknownTopic(t *testing.T) {
 	c.startDaemon("--num-partitions", "4")
 	p := c.start("consumer", nil, nil, c.muster, "consume", "--etcd-endpoints", c.etcd, "--group", "g", "--topic", "later", "--format", `%k %s\n`)
 	h := c.watch()
-	h.until(10*time.Second, "the consumer is registered", func(tr tree) bool { return len(tr.members("g")) == 1 })
+	h.until(patience, "the consumer is registered", func(tr tree) bool { return len(tr.members("g")) == 1 })
 	if topics := c.readTree().under("/brokers/topics/"); len(topics) != 0 {
 		t.Fatalf("topics before the first producer: %v", topics)
 	}
@@ -85,8 +84,8 @@ func TestUnknownTopic(t *testing.T) {
 		want = append(want, l.key+" "+l.value)
 	}
 	slices.Sort(want)
-	c.feed(input(lines), "kcat", "-P", "-b", c.kafka, "-t", "later", "-K", keyDelimiter)
-	h.until(10*time.Second, "the consumer owns the new partitions", func(tr tree) bool { return len(tr.owners("g", "later")) == 4 })
+	c.feed(input(lines), "kcat", "-m", "60", "-P", "-b", c.kafka, "-t", "later", "-K", keyDelimiter)
+	h.until(patience, "the consumer owns the new partitions", func(tr tree) bool { return len(tr.owners("g", "later")) == 4 })
 	c.reads(p, want)
 }
 
@@ -104,7 +103,7 @@ func TestProduceAndConsume(t *testing.T) {
 	}
 	c.tool("topics", "create", "ours", "--partitions", "2")
 	c.feed(in.Bytes(), c.muster, "produce", "--etcd-endpoints", c.etcd, "--topic", "ours")
-	got := sortedLines(c.run("kcat", "-C", "-b", c.kafka, "-t", "ours", "-o", "beginning", "-e", "-q"))
+	got := sortedLines(c.run("kcat", "-m", "60", "-C", "-b", c.kafka, "-t", "ours", "-o", "beginning", "-e", "-q"))
 	if !slices.Equal(got, want) { // its numbers put it in order already
 		t.Errorf("kcat read %d lines that differ from the %d written", len(got), len(want))
 	}

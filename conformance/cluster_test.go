@@ -38,7 +38,9 @@ func newCluster(b *sandbox) *cluster {
 
 // freePorts finds ports below those that the kernel gives to outgoing
 // connections. Among those a client that dials a daemon which is down could be
-// given that daemon's own port, and keep it from coming back.
+// given that daemon's own port, and keep it from coming back. A UDP socket of the same
+// number keeps each from being found again, here or by the other tests of Muster, until
+// the sandbox is closed.
 func freePorts(b *sandbox, n int) []string {
 	b.t.Helper()
 	low := 32768
@@ -48,18 +50,20 @@ func freePorts(b *sandbox, n int) []string {
 		}
 	}
 	var ports []string
-	var held []net.Listener
 	for len(ports) < n {
-		port := strconv.Itoa(10000 + rand.IntN(low-10000))
-		ln, err := net.Listen("tcp", "127.0.0.1:"+port)
+		port := 10000 + rand.IntN(low-10000)
+		lock, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
 		if err != nil {
 			continue
 		}
-		held = append(held, ln)
-		ports = append(ports, port)
-	}
-	for _, ln := range held {
+		ln, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(port))
+		if err != nil {
+			lock.Close()
+			continue
+		}
 		ln.Close()
+		b.ports = append(b.ports, lock)
+		ports = append(ports, strconv.Itoa(port))
 	}
 	return ports
 }
@@ -83,7 +87,7 @@ func (c *cluster) startDaemon(more ...string) time.Duration {
 // ready waits for a daemon's line on stdout.
 func (c *cluster) ready(p *process) {
 	c.t.Helper()
-	until(c.t, 30*time.Second, p.name+" is ready", func() bool {
+	until(c.t, patience, p.name+" is ready", func() bool {
 		if !p.running() {
 			c.t.Fatalf("%s ended: %s; stderr: %s", p.name, p.state(), tail(p.stderr))
 		}
@@ -110,7 +114,7 @@ func (c *cluster) run(argv ...string) []byte {
 func (c *cluster) feed(stdin []byte, argv ...string) []byte {
 	c.t.Helper()
 	p := c.start("tool", bytes.NewReader(stdin), nil, argv...)
-	p.exits(0, 30*time.Second)
+	p.exits(0, patience)
 	out, err := os.ReadFile(p.stdout)
 	if err != nil {
 		c.t.Fatal(err)

@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -102,6 +103,7 @@ type change struct {
 // The watch goes on by itself after a restart of the daemon.
 type history struct {
 	t     *testing.T
+	c     *cluster
 	p     *process
 	ended chan struct{} // closed when the output of p is no longer read
 
@@ -113,7 +115,7 @@ type history struct {
 
 func (c *cluster) watch() *history {
 	c.t.Helper()
-	h := &history{t: c.t, now: tree{}}
+	h := &history{t: c.t, c: c, now: tree{}}
 	c.watchFrom(h, 1)
 	return h
 }
@@ -149,6 +151,10 @@ func (c *cluster) watchFrom(h *history, revision int64) {
 	}()
 }
 
+// errCanceled: the server has ended the watch, which it does when it has heard of no
+// leader for a few seconds.
+var errCanceled = errors.New("watch was canceled")
+
 func (h *history) follow(r io.Reader) {
 	for d := json.NewDecoder(r); ; {
 		var answer struct {
@@ -160,8 +166,12 @@ func (h *history) follow(r io.Reader) {
 			}
 		}
 		err := d.Decode(&answer)
-		if err == nil && (answer.Canceled || answer.CompactRevision != 0) {
+		switch {
+		case err != nil:
+		case answer.CompactRevision != 0:
 			err = fmt.Errorf("watch ended: %+v", answer)
+		case answer.Canceled:
+			err = errCanceled
 		}
 		h.mu.Lock()
 		if h.err = err; err != nil {
@@ -182,9 +192,27 @@ func (h *history) follow(r io.Reader) {
 	}
 }
 
+// caughtUp waits until a watch has told all that was when it was called, and returns the
+// revision of that.
+func (c *cluster) caughtUp(h *history) int64 {
+	c.t.Helper()
+	revision := c.revision()
+	until(c.t, patience, fmt.Sprintf("etcdctl watch has come to revision %d", revision), func() bool {
+		h.snapshot()
+		all := h.all()
+		return len(all) > 0 && all[len(all)-1].ModRevision >= revision
+	})
+	return revision
+}
+
 func (h *history) snapshot() tree {
 	h.t.Helper()
 	h.mu.Lock()
+	if errors.Is(h.err, errCanceled) {
+		h.mu.Unlock()
+		h.c.watchAgain(h)
+		h.mu.Lock()
+	}
 	defer h.mu.Unlock()
 	if h.err != nil {
 		h.t.Fatalf("etcdctl watch: %v", h.err)

@@ -91,7 +91,7 @@ func (c *cluster) startFeeder(topic string, lines []line, more ...string) *feede
 	// Idempotent: what is sent again after a lost answer must not be stored again,
 	// so that each line has one offset. That has to hold over a crash of the daemon.
 	// -E: kcat would give up, not when a line is lost, but when no broker is there.
-	return c.startProducer("kcat", lines, append([]string{"kcat", "-P", "-E", "-b", c.kafka, "-t", topic, "-K", keyDelimiter,
+	return c.startProducer("kcat", lines, append([]string{"kcat", "-m", "60", "-P", "-E", "-b", c.kafka, "-t", topic, "-K", keyDelimiter,
 		"-X", "acks=all", "-X", "enable.idempotence=true", "-X", "message.timeout.ms=120000"}, more...)...)
 }
 
@@ -193,7 +193,7 @@ func (f *feeder) progress() (sent, limit int) {
 // drained waits until kcat has been given all that was let go.
 func (f *feeder) drained() {
 	f.t.Helper()
-	until(f.t, 60*time.Second, "kcat takes its input", func() bool {
+	until(f.t, patience, "kcat takes its input", func() bool {
 		sent, limit := f.progress()
 		return sent == limit
 	})

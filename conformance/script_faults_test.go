@@ -70,7 +70,7 @@ func TestObserverFindsFaults(t *testing.T) {
 			w.harm.touched[owner] = true
 		}},
 		{"went on for", func(w *told) {
-			w.changes, w.spans[3].last = cut(w.changes, 6, 7), at(int64(scriptLease)+1)
+			w.changes, w.spans[3].last = cut(w.changes, 6, 7), at(int64(notice)+1)
 			w.harm.touched[owner] = true
 		}},
 	} {

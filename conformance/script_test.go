@@ -27,9 +27,11 @@ const (
 	scriptGroup = "scripted"
 	mainTopic   = "main"
 	extraTopic  = "extra" // comes and goes
-	scriptLease = 3 * time.Second
-	// patience is for what takes milliseconds on a machine that is not busy.
-	patience = 90 * time.Second
+	// scriptLease is what members ask for unless a test says otherwise. A tenth of it is how
+	// late the child of a member that stands may be killed.
+	scriptLease = 5 * time.Second
+	// notice is how long a member may take to see that a partition was taken away under its feet.
+	notice = 20 * time.Second
 )
 
 // cast is which kinds of members a script has, and on what.
@@ -74,6 +76,7 @@ type script struct {
 	topics    map[string]int // partitions of those that are there
 	lists     []string       // of strategies, from which each member takes one
 	uniform   bool           // all members have one stream
+	lease     time.Duration  // of members
 	harm      harm
 	compacted int64
 	seen      *observation
@@ -103,7 +106,7 @@ func newScript(t *testing.T, c cast, seed uint64) *script {
 		t.Fatal(err)
 	}
 	s := &script{cluster: newCluster(newSandbox(t)), cast: c, r: rand.New(rand.NewPCG(seed, uint64(len(c.name)))), bin: bin,
-		topics: map[string]int{}, harm: harm{map[string]bool{}, map[int64]bool{}}, seen: newObservation(), began: time.Now()}
+		topics: map[string]int{}, harm: harm{map[string]bool{}, map[int64]bool{}}, seen: newObservation(), began: time.Now(), lease: scriptLease}
 	s.startDaemon()
 	s.history = s.watch()
 	return s
@@ -150,8 +153,10 @@ func TestCase03(t *testing.T) {
 	need(t, "etcdctl")
 	for _, kinds := range [][]kind{{commandConsumer, libraryConsumer}, {commandRunner, libraryOwner}} {
 		t.Run(string(kinds[0]), func(t *testing.T) {
+			t.Parallel() // it waits most of the time
 			name := map[bool]string{true: "records", false: "shards"}[kinds[0].consumes()]
 			s := newScript(t, cast{name: name, noLog: !kinds[0].consumes()}, 3)
+			s.lease = 10 * time.Second // long enough for b to keep its own all the time
 			s.createTopic(mainTopic, 4)
 			a, b := s.newActor(kinds[0], "a", "range", 1), s.newActor(kinds[1], "b", "range", 1)
 			s.members = []*actor{a, b}
@@ -161,7 +166,7 @@ func TestCase03(t *testing.T) {
 			stands := time.Now()
 			a.gone = true
 			s.quiet() // b has all four
-			for time.Since(stands) < 3*scriptLease {
+			for time.Since(stands) < 3*s.lease {
 				time.Sleep(100 * time.Millisecond)
 				if lease := s.history.snapshot()[groupBase+"/ids/a"].Lease; lease != 0 {
 					t.Fatalf("a is registered under lease %x while it stands", lease)
@@ -396,7 +401,7 @@ func (s *script) revoke() string {
 
 func (s *script) compact() string {
 	s.t.Helper()
-	revision := s.caughtUp()
+	revision := s.caughtUp(s.history)
 	if revision > s.compacted { // else nothing has happened since
 		s.compacted = revision
 		p := s.start("tool", nil, nil, "etcdctl", "--endpoints", s.etcd, "compaction", fmt.Sprint(revision))
@@ -419,7 +424,7 @@ func (s *script) restart() string {
 		return fmt.Sprintf("the daemon is ended by %v and started again", sig)
 	}
 	former := s.history.snapshot()
-	pause := scriptLease + time.Second
+	pause := s.lease + time.Second
 	time.Sleep(pause)
 	s.startDaemon()
 	// Every session has ended, which the registry, whose clock stood, does not know at
@@ -429,18 +434,6 @@ func (s *script) restart() string {
 		s.history.until(patience, a.id+" registers anew", func(tr tree) bool { return tr[key].Lease != 0 && tr[key].Lease != former[key].Lease })
 	}
 	return fmt.Sprintf("the daemon is ended by %v and started again after %v", sig, pause)
-}
-
-// caughtUp waits until the watch has told all that was when it was called.
-func (s *script) caughtUp() int64 {
-	s.t.Helper()
-	revision := s.revision()
-	until(s.t, patience, fmt.Sprintf("etcdctl watch has come to revision %d", revision), func() bool {
-		s.history.snapshot()
-		all := s.history.all()
-		return len(all) > 0 && all[len(all)-1].ModRevision >= revision
-	})
-	return revision
 }
 
 // quiet waits until the group is as its strategy says, and has the observer judge.
@@ -510,7 +503,7 @@ func (s *script) finish() {
 		a.exits(0, patience)
 		a.gone = true
 	}
-	s.caughtUp()
+	s.caughtUp(s.history)
 	s.judge()
 	s.judgeHistory()
 	tr := s.readTree()
@@ -593,7 +586,7 @@ type actor struct {
 func (s *script) newActor(k kind, id, strategies string, streams int) *actor {
 	s.t.Helper()
 	own := []string{"-etcd", s.etcd, "-group", scriptGroup, "-id", id, "-topics", mainTopic + "," + extraTopic, "-strategies", strategies,
-		"-streams", fmt.Sprint(streams), "-session", scriptLease.String()}
+		"-streams", fmt.Sprint(streams), "-session", s.lease.String()}
 	command := []string{"--etcd-endpoints", s.etcd, "--group", scriptGroup, "--streams", fmt.Sprint(streams), "--strategy", strategies}
 	if k == filteringConsumer {
 		command = append(command, "--include", "ma[^x]n,ext.*")
@@ -608,10 +601,10 @@ func (s *script) newActor(k kind, id, strategies string, streams int) *actor {
 		argv = append([]string{s.bin, "own"}, own...)
 	case commandConsumer, filteringConsumer:
 		argv = append(append([]string{s.muster, "consume"}, command...), "--from-beginning", "--format", `delivered %t %p %f %N %o %s\n`,
-			"--set", "consumer.id="+id, "--set", fmt.Sprintf("zookeeper.session.timeout.ms=%d", scriptLease.Milliseconds()),
+			"--set", "consumer.id="+id, "--set", fmt.Sprintf("zookeeper.session.timeout.ms=%d", s.lease.Milliseconds()),
 			"--set", "auto.commit.interval.ms=200")
 	case commandRunner:
-		argv = append(append([]string{s.muster, "run"}, command...), "--id", id, "--session-timeout", scriptLease.String(), "--grace", "5s", "--", s.bin, "child")
+		argv = append(append([]string{s.muster, "run"}, command...), "--id", id, "--session-timeout", s.lease.String(), "--grace", "5s", "--", s.bin, "child")
 	}
 	return &actor{process: s.start(id, nil, nil, argv...), id: id, kind: k}
 }

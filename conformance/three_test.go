@@ -68,7 +68,7 @@ func (c *three) leader() *cluster {
 		}
 	}
 	var found *cluster
-	until(c.t, 20*time.Second, "etcd has one leader", func() bool {
+	until(c.t, patience, "etcd has one leader", func() bool {
 		if err := json.Unmarshal(c.etcdctl("endpoint", "status"), &answers); err != nil {
 			c.t.Fatalf("etcdctl endpoint status: %v", err)
 		}
@@ -96,7 +96,7 @@ func (c *three) stopAll() {
 	for _, n := range c.nodes {
 		began := time.Now()
 		n.daemon.signal(syscall.SIGTERM)
-		n.daemon.exits(0, 30*time.Second)
+		n.daemon.exits(0, patience)
 		c.t.Logf("broker %d ended %v after SIGTERM", n.id, since(began))
 	}
 }
