@@ -15,6 +15,7 @@ import (
 // consumer keeps the registration it has from the beginning.
 func TestThreeDaemonsAreOneCluster(t *testing.T) {
 	need(t, "etcdctl")
+	const session = 15 * time.Second // longer than a busy machine takes to elect a leader
 	b := newSandbox(t)
 	var nodes []*cluster
 	var initial []string
@@ -25,10 +26,10 @@ func TestThreeDaemonsAreOneCluster(t *testing.T) {
 		initial = append(initial, fmt.Sprintf("node-%d=%s", c.id, c.peer))
 	}
 	args := func(c *cluster) []string {
-		return c.serverArgs("--etcd-name", fmt.Sprintf("node-%d", c.id), "--etcd-initial-cluster", strings.Join(initial, ","))
+		return c.serverArgs("--session-timeout", session.String(), "--etcd-name", fmt.Sprintf("node-%d", c.id), "--etcd-initial-cluster", strings.Join(initial, ","))
 	}
 	nodes[0].daemon = b.start("daemon-1", nil, nil, args(nodes[0])...)
-	until(t, 20*time.Second, "the first daemon says what it waits for", func() bool {
+	until(t, patience, "the first daemon says what it waits for", func() bool {
 		return strings.Contains(tail(nodes[0].daemon.stderr), "waiting for most members of the etcd cluster")
 	})
 	for _, c := range nodes[1:] {
@@ -40,11 +41,11 @@ func TestThreeDaemonsAreOneCluster(t *testing.T) {
 	// One endpoint: that of the first.
 	fourth := newCluster(b)
 	fourth.id, fourth.etcd = 4, nodes[0].etcd
-	fourth.daemon = b.start("daemon-4", nil, nil, fourth.serverArgs("--etcd-external", nodes[0].etcd)...)
+	fourth.daemon = b.start("daemon-4", nil, nil, fourth.serverArgs("--session-timeout", session.String(), "--etcd-external", nodes[0].etcd)...)
 	fourth.ready(fourth.daemon)
 
 	fourth.tool("topics", "create", "orders", "--partitions", "8")
-	consumer := fourth.startConsumer("consumer", "g", "orders", "--from-beginning")
+	consumer := fourth.startConsumer("consumer", "g", "orders", "--from-beginning", "--set", fmt.Sprintf("zookeeper.session.timeout.ms=%d", session.Milliseconds()))
 	registration := func(at *cluster) (key string, lease int64) {
 		for key, kv := range at.readTree() {
 			if strings.HasPrefix(key, "/consumers/g/ids/") {
@@ -54,7 +55,7 @@ func TestThreeDaemonsAreOneCluster(t *testing.T) {
 		return "", 0
 	}
 	var lease int64
-	until(t, 20*time.Second, "the consumer is registered", func() bool {
+	until(t, patience, "the consumer is registered", func() bool {
 		_, lease = registration(nodes[0])
 		return lease != 0
 	})
@@ -64,7 +65,7 @@ func TestThreeDaemonsAreOneCluster(t *testing.T) {
 		<-victim.daemon.done
 		down := time.Now()
 		// Past the consumer's deadline, had it lost its registry with the one endpoint.
-		for time.Since(down) < 7*time.Second {
+		for time.Since(down) < session+time.Second {
 			for _, id := range []int{4, alive.id} {
 				key := fmt.Sprintf("/brokers/ids/%d", id)
 				if _, there := alive.readTree()[key]; !there {
@@ -82,18 +83,18 @@ func TestThreeDaemonsAreOneCluster(t *testing.T) {
 		t.Logf("daemon %d is back %v after its start", victim.id, time.Since(began).Round(time.Millisecond))
 		record := fmt.Sprintf("round %d", round)
 		alive.feed([]byte(record+"\n"), alive.muster, "produce", "--topic", "orders", "--etcd-endpoints", alive.etcd)
-		until(t, 20*time.Second, "the consumer has "+record, func() bool {
+		until(t, patience, "the consumer has "+record, func() bool {
 			out, err := os.ReadFile(consumer.stdout)
 			return err == nil && strings.Contains(string(out), record)
 		})
 	}
 	for _, p := range []*process{consumer, fourth.daemon, nodes[0].daemon, nodes[1].daemon} {
 		p.signal(syscall.SIGTERM)
-		p.exits(0, 15*time.Second)
+		p.exits(0, patience)
 	}
 	// The last one has no quorum any more in which to take its keys away.
 	nodes[2].daemon.signal(syscall.SIGTERM)
-	nodes[2].daemon.exits(0, 15*time.Second)
+	nodes[2].daemon.exits(0, patience)
 	if says := tail(nodes[2].daemon.stderr); !strings.Contains(says, "left to run out") || !strings.Contains(says, "etcd has no quorum") {
 		t.Errorf("the last daemon does not say why it could not leave: %s", says)
 	}

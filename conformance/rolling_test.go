@@ -15,12 +15,12 @@ const (
 	rollPartitions = 12
 	rollConsumers  = 4
 	rollProducers  = 3       // the last one our own, the others kcat
-	rollRate       = 300     // lines a second of each producer
-	rollLines      = 120_000 // of each, more than it will send
+	rollRate       = 200     // lines a second of each producer
+	rollLines      = 250_000 // of each, more than it will send
 	rollKeys       = 240     // of each, so that every partition gets some all the time
 	// rollLease is what daemons and consumers ask for: longer than etcd takes to elect
-	// a leader.
-	rollLease = 6 * time.Second
+	// a leader on a busy machine.
+	rollLease = 15 * time.Second
 )
 
 // rolling is the state of the test of a cluster whose members fail in turn.
@@ -85,7 +85,7 @@ func (s *rolling) begin() {
 	s.t.Logf("three daemons with empty directories are ready after %v", s.startAll().Round(time.Millisecond))
 	s.history = s.watch()
 	s.tool("topics", "create", topic, "--partitions", fmt.Sprint(rollPartitions))
-	s.history.until(10*time.Second, "the topic has its record", func(tr tree) bool { _, ok := tr["/brokers/topics/"+topic]; return ok })
+	s.history.until(patience, "the topic has its record", func(tr tree) bool { _, ok := tr["/brokers/topics/"+topic]; return ok })
 	s.home = s.history.snapshot().homes(s.t, topic)
 	s.checkSpread()
 	s.traffic = newTraffic(s.t, s.lines, rollPartitions)
@@ -109,7 +109,7 @@ func (s *rolling) begin() {
 		s.feeders = append(s.feeders, f)
 		f.rest(rollRate)
 	}
-	s.history.until(30*time.Second, "every partition has an offset", func(tr tree) bool { return len(tr.offsets(group, topic)) == rollPartitions })
+	s.history.until(patience, "every partition has an offset", func(tr tree) bool { return len(tr.offsets(group, topic)) == rollPartitions })
 	s.verify("before the first round")
 }
 
@@ -167,17 +167,21 @@ func (s *rolling) round(number int, f fault) {
 		a = s.kill(f, list)
 	}
 	if f == stopLeader {
-		time.Sleep(time.Second) // what it revokes, it revokes in the next half second
+		s.leader()                  // it knows by then that it is not
+		time.Sleep(3 * time.Second) // what it revokes, it revokes in the next half second
+	}
+	if f == killTwo {
+		s.sessionsEnded(before)
 	}
 	names := ""
 	for _, n := range list {
-		s.history.until(20*time.Second, fmt.Sprintf("broker %d is registered anew", n.id), func(tr tree) bool {
+		s.history.until(patience, fmt.Sprintf("broker %d is registered anew", n.id), func(tr tree) bool {
 			return tr[n.brokerKey()].CreateRevision > before[n.brokerKey()].CreateRevision && tr.counted(n, topic)
 		})
 		names += fmt.Sprintf("broker %d, ", n.id)
 	}
 	back := time.Now()
-	until(s.t, 40*time.Second, fmt.Sprintf("every partition is written to after round %d", number), func() bool { return s.traffic.flows(back) })
+	until(s.t, patience, fmt.Sprintf("every partition is written to after round %d", number), func() bool { return s.traffic.flows(back) })
 	written := since(back)
 	s.verify(fmt.Sprintf("after round %d", number))
 	s.t.Logf("round %d: %s%s, leader of etcd: %v; away for %v, ready %v after its start; all written to %v after that, all well after %v",
@@ -190,6 +194,18 @@ func (s *rolling) round(number int, f fault) {
 		// to there nothing may be lost.
 		return f == stopLeader && st.ended > a.thawed || f == killTwo
 	})
+}
+
+// sessionsEnded waits until the consumers are registered anew after an outage that no
+// session outlasts. The clock of the registry stood meanwhile: it looks quiet until then.
+func (s *rolling) sessionsEnded(before tree) {
+	s.t.Helper()
+	for _, p := range s.consumers {
+		key := "/consumers/" + group + "/ids/" + p.name
+		s.history.until(patience, p.name+" is registered anew", func(tr tree) bool {
+			return tr[key].Lease != 0 && tr[key].Lease != before[key].Lease
+		})
+	}
 }
 
 // counted tells whether a daemon is registered and has said how many partitions of a
@@ -249,7 +265,7 @@ func (s *rolling) pause(n *cluster) absence {
 	ask.etcd = strings.Join(others, ",")
 	began := time.Now()
 	n.daemon.freeze()
-	until(s.t, 4*rollLease, fmt.Sprintf("broker %d is not registered any more", n.id), func() bool {
+	until(s.t, rollLease+patience, fmt.Sprintf("broker %d is not registered any more", n.id), func() bool {
 		time.Sleep(100 * time.Millisecond)
 		_, there := ask.readTree()[n.brokerKey()]
 		return !there
@@ -266,7 +282,7 @@ func (s *rolling) pause(n *cluster) absence {
 func (s *rolling) verify(when string) {
 	s.t.Helper()
 	goals := s.traffic.goals()
-	until(s.t, 40*time.Second, "everything acknowledged is consumed "+when, func() bool { return s.traffic.missing(goals) == 0 })
+	until(s.t, patience, "everything acknowledged is consumed "+when, func() bool { return s.traffic.missing(goals) == 0 })
 	ids := make([]string, len(s.consumers))
 	for i, p := range s.consumers {
 		if !p.running() {
@@ -274,10 +290,10 @@ func (s *rolling) verify(when string) {
 		}
 		ids[i] = p.name
 	}
-	s.history.until(20*time.Second, "the consumers share the partitions by the rule "+when, func(tr tree) bool {
+	s.history.until(patience, "the consumers share the partitions by the rule "+when, func(tr tree) bool {
 		return tr.shared(group, topic, s.home, ids...)
 	})
-	s.history.until(10*time.Second, "everything acknowledged is committed "+when, func(tr tree) bool {
+	s.history.until(patience, "everything acknowledged is committed "+when, func(tr tree) bool {
 		offsets := tr.offsets(group, topic)
 		for p, acked := range goals {
 			for offset := range acked {
@@ -322,15 +338,16 @@ func (s *rolling) doctor(member *cluster) {
 // them, so far.
 func (s *rolling) judge() []*stint {
 	s.t.Helper()
-	stints, err := replayGroup(group, topic, s.history.all())
-	if err != nil {
-		s.t.Fatalf("history of the registry: %v", err)
-	}
+	var stints []*stint
 	var outputs map[string][]record
-	// What is committed was printed, and is seen here a moment later.
-	for end := time.Now().Add(5 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+	var err error
+	// What is committed was printed, and what is printed was owned; either is seen here a
+	// moment later.
+	for end := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
+		if stints, err = replayGroup(group, topic, s.history.all()); err != nil {
+			s.t.Fatalf("history of the registry: %v", err)
+		}
 		outputs, _ = s.traffic.snapshot()
-		err = nil
 		for _, p := range s.consumers {
 			if err = explain(p.name, outputs[p.name], stints); err != nil {
 				break
@@ -398,7 +415,7 @@ func (s *rolling) finish() {
 	sent := 0
 	var all []int
 	for i, f := range s.feeders {
-		n := len(f.end(60 * time.Second))
+		n := len(f.end(2 * patience))
 		sent += n
 		for k := range n {
 			all = append(all, i*rollLines+k)
@@ -408,11 +425,13 @@ func (s *rolling) finish() {
 		}
 	}
 	s.verify("at the end")
+	// Our own producer does not tell what it was told.
+	until(s.t, patience, "every line is printed", func() bool { return s.traffic.unprinted(all) == 0 })
 	for _, p := range s.consumers {
 		p.signal(syscall.SIGTERM)
 	}
 	for _, p := range s.consumers {
-		p.exits(0, 20*time.Second)
+		p.exits(0, patience)
 	}
 	s.traffic.end()
 	s.judge()
@@ -424,7 +443,7 @@ func (s *rolling) finish() {
 	s.stopAll()
 	// The last one could not take its keys away. Started again, all find their own.
 	s.startAll()
-	until(s.t, 10*time.Second, "the daemons are registered again", func() bool {
+	until(s.t, patience, "the daemons are registered again", func() bool {
 		tr := s.readTree()
 		return !slices.ContainsFunc(s.nodes, func(n *cluster) bool { return !tr.counted(n, topic) })
 	})
@@ -473,5 +492,5 @@ func (s *rolling) left() {
 	c.topic(topic, s.home, leases)
 	c.group(group, topic, s.home)
 	c.nothingElse()
-	until(s.t, rollLease+5*time.Second, "no lease is left but the daemons'", func() bool { return len(s.leases()) == len(s.nodes) })
+	until(s.t, patience, "no lease is left but the daemons'", func() bool { return len(s.leases()) == len(s.nodes) })
 }

@@ -200,6 +200,25 @@ func (tr *traffic) missing(goals []map[int64]int) int {
 	return n
 }
 
+// unprinted returns how many lines have not been printed.
+func (tr *traffic) unprinted(lines []int) int {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	seen := map[int]bool{}
+	for _, printed := range tr.printed {
+		for _, n := range printed {
+			seen[n] = true
+		}
+	}
+	missing := 0
+	for _, n := range lines {
+		if !seen[n] {
+			missing++
+		}
+	}
+	return missing
+}
+
 // snapshot copies what each consumer has printed.
 func (tr *traffic) snapshot() (outputs map[string][]record, repeats int) {
 	tr.mu.Lock()
