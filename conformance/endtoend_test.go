@@ -17,7 +17,7 @@ const (
 	topic      = "lines"
 	group      = "readers"
 	partitions = 6
-	lineCount  = 100_000
+	lineCount  = 150_000 // so many that a consumer which runs away from its catcher has some left to do
 	// lease is what consumers ask for: short, so that the test is, and long enough
 	// for a busy machine to renew it.
 	lease = 10 * time.Second
