@@ -81,7 +81,7 @@ func TestLongOutage(t *testing.T) {
 	settled("after it")
 	took := time.Since(began)
 	t.Logf("all owned and consumed %v after the daemon was ready again", took.Round(time.Millisecond))
-	if took > 12*time.Second { // it takes two, most of them for a commit, of which one comes each second
+	if took > 8*time.Second { // it takes two, most of them for a commit, of which one comes each second
 		t.Errorf("back only %v after the daemon", took)
 	}
 	if n := printed(); n != len(all) {
