@@ -13,15 +13,13 @@ import (
 // more waited for.
 const answerWait = time.Second
 
-// closeWait is how soon a watchdog must have ended by itself.
-const closeWait = 2 * time.Second
-
 // keeper is the first process's end of a watchdog.
 type keeper struct {
 	cmd      *exec.Cmd
 	commands *lines
 	reports  chan report   // closed at the watchdog's end
 	ended    chan struct{} // likewise, when it was reaped
+	closing  time.Duration // how soon it must have ended by itself
 }
 
 // startKeeper starts a watchdog by the given command line.
@@ -41,7 +39,7 @@ func startKeeper(cfg *Config) (*keeper, error) {
 	}
 	defer fromWatchdog.Close()
 	k := &keeper{cmd: exec.Command(cfg.Watchdog[0], cfg.Watchdog[1:]...), commands: newLines(),
-		reports: make(chan report, 100), ended: make(chan struct{})}
+		reports: make(chan report, 100), ended: make(chan struct{}), closing: cfg.limits.closing}
 	k.cmd.Stdout, k.cmd.Stderr, k.cmd.WaitDelay = cfg.Stdout, cfg.Stderr, answerWait
 	k.cmd.ExtraFiles = []*os.File{commandsFD - 3: commands, reportsFD - 3: fromWatchdog}
 	// In a session of its own it is not stopped with the first process from a terminal. And
@@ -83,7 +81,7 @@ func (k *keeper) kill() { _ = k.cmd.Process.Kill() }
 // does not, perhaps because it is stopped, is killed, and what it leaves behind too.
 func (k *keeper) close() error {
 	k.commands.close()
-	late := time.AfterFunc(closeWait, k.kill)
+	late := time.AfterFunc(k.closing, k.kill)
 	for range k.reports {
 	}
 	<-k.ended

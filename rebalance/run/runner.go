@@ -36,6 +36,23 @@ type Config struct {
 	Watchdog []string
 	// Stdout and Stderr are the children's.
 	Stdout, Stderr io.Writer
+
+	limits limits // for tests; none means usualLimits
+}
+
+// limits are how long a watchdog is waited for.
+type limits struct {
+	missed  int           // feeds in a row without an answer: it is taken for one that is stopped
+	start   int           // likewise, before it tells anything at all
+	urgent  time.Duration // until it has killed a child whose partition is lost
+	closing time.Duration // until it has ended by itself
+}
+
+// usualLimits let a watchdog be replaced while the children's leases last. Until it tells
+// anything it has no children, and there is no hurry: on a slow machine the program takes
+// seconds to start.
+func usualLimits() limits {
+	return limits{missed: 5, start: 50, urgent: 200 * time.Millisecond, closing: 2 * time.Second}
 }
 
 // Runner runs a child for each partition that it owns. Use New, then Run once.
@@ -59,6 +76,7 @@ type Runner struct {
 	timer    *time.Timer
 	sent     uint64 // number of the last command that is to be answered
 	missed   int    // feeds in a row without an answer
+	answered bool   // the present watchdog has told anything
 	urgent   urgency
 	sweeping bool
 	hurried  bool
@@ -89,10 +107,6 @@ const (
 	// killMargin is how long before the session's own deadline, which is itself before
 	// the lease's end, a child is killed: so that it is dead by then.
 	killMargin = 100 * time.Millisecond
-	// maxMissed feeds without an answer are taken for a watchdog that is stopped.
-	maxMissed = 5
-	// urgentWait is how soon it must have killed a child whose partition is lost.
-	urgentWait = 200 * time.Millisecond
 	// leaveMargin is beyond the grace for what was killed to be gone, until the
 	// partitions are given up as lost.
 	leaveMargin = 20 * time.Second
@@ -150,6 +164,9 @@ func (c *Config) complete() error {
 	case Restart, RestartOnFailure, Stop:
 	default:
 		return fmt.Errorf("on exit %q: want %s, %s or %s", c.OnExit, Restart, RestartOnFailure, Stop)
+	}
+	if c.limits == (limits{}) {
+		c.limits = usualLimits()
 	}
 	c.Membership.LeaveTimeout = c.Grace + leaveMargin
 	// A daemon that revoked the lease as soon as this process has ended would be faster
@@ -330,7 +347,7 @@ func (r *Runner) step(u *unit, in input) {
 		r.sent++
 		r.send(command{Kill: u.id, Number: r.sent})
 		if in.kind == inLose && r.urgent.number == 0 && r.keeper != nil { // else it is killed by the sweep
-			r.urgent = urgency{r.sent, boottime() + urgentWait}
+			r.urgent = urgency{r.sent, boottime() + r.cfg.limits.urgent}
 		}
 	case do.stop:
 		if do.err != nil {
@@ -460,11 +477,11 @@ func (r *Runner) take(p report) {
 			r.step(u, input{kind: inGone})
 		}
 	}
-	if p.Number != 0 {
-		r.missed = 0
-		if p.Number >= r.urgent.number {
-			r.urgent = urgency{}
-		}
+	if p.Number != 0 || !r.answered {
+		r.missed, r.answered = 0, true
+	}
+	if p.Number != 0 && p.Number >= r.urgent.number {
+		r.urgent = urgency{}
 	}
 	r.startSome()
 }
@@ -500,7 +517,11 @@ func (r *Runner) feed() {
 	if r.keeper == nil {
 		return
 	}
-	if r.missed++; r.missed > maxMissed {
+	limit := r.cfg.limits.missed
+	if !r.answered {
+		limit = r.cfg.limits.start
+	}
+	if r.missed++; r.missed > limit {
 		r.log.Error("watchdog does not answer; killing it, and the children with it")
 		r.keeper.kill()
 		return
@@ -546,7 +567,7 @@ func (r *Runner) setTimer() {
 // started. That may take its time, and the loop must not.
 func (r *Runner) keeperEnded() {
 	k := r.keeper
-	r.keeper, r.missed, r.urgent, r.sweeping = nil, 0, urgency{}, true
+	r.keeper, r.missed, r.answered, r.urgent, r.sweeping = nil, 0, false, urgency{}, true
 	r.log.Error("watchdog ended; killing what is left of the children and starting another")
 	k.kill() // it may only have said what is not understood
 	go func() {

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -29,16 +30,21 @@ type bench struct {
 
 func newBench(t *testing.T, script string) *bench {
 	t.Helper()
+	return newBenchWith(t, Config{Command: []string{"sh", "-c", script}, Watchdog: watchdogCommand(patience), limits: patientLimits})
+}
+
+func newBenchWith(t *testing.T, cfg Config) *bench {
+	t.Helper()
 	st := memory.New()
 	b := &bench{kennel: &kennel{t: t, dir: t.TempDir()}, done: make(chan error, 1)}
 	t.Setenv("D", b.dir)
 	var err error
-	if b.session, err = registry.OpenSession(t.Context(), st, registry.SessionOptions{}); err != nil {
+	if b.session, err = registry.OpenSession(t.Context(), st, registry.SessionOptions{TTL: registry.MaxTTL}); err != nil {
 		t.Fatal(err)
 	}
-	b.r, err = New(Config{Command: []string{"sh", "-c", script}, Watchdog: []string{"/proc/self/exe", "watchdog"}, Stdout: os.Stderr, Stderr: os.Stderr,
-		Membership: membership.Config{Store: st, Group: "g", Subscription: membership.Subscription{Topics: map[string]int32{"t": 1}}}})
-	if err != nil {
+	cfg.Stdout, cfg.Stderr = os.Stderr, os.Stderr
+	cfg.Membership = membership.Config{Store: st, Group: "g", SessionTimeout: registry.MaxTTL, Subscription: membership.Subscription{Topics: map[string]int32{"t": 1}}}
+	if b.r, err = New(cfg); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -61,6 +67,45 @@ func newBench(t *testing.T, script string) *bench {
 	return b
 }
 
+// within runs f in the goroutine of Run.
+func (b *bench) within(f func()) {
+	b.t.Helper()
+	done := make(chan struct{})
+	b.r.post(func() { defer close(done); f() })
+	select {
+	case <-done:
+	case <-b.r.ended:
+		b.t.Fatal("the run has ended")
+	}
+}
+
+// stopWatchdog stops the watchdog, whose child must be a process; from then on it is
+// waited for no longer than usual.
+func (b *bench) stopWatchdog(child int) {
+	b.t.Helper()
+	b.within(func() {
+		b.r.cfg.limits = usualLimits()
+		b.r.keeper.closing = b.r.cfg.limits.closing
+		if p, ok := readProcess(child); child != 0 && (!ok || p.parent != b.r.keeper.cmd.Process.Pid) {
+			b.t.Errorf("process %d is not the watchdog's child: %+v", child, p)
+		}
+		if err := b.r.keeper.cmd.Process.Signal(unix.SIGSTOP); err != nil {
+			b.t.Error(err)
+		}
+	})
+}
+
+// end waits until the run has ended.
+func (b *bench) end() {
+	b.t.Helper()
+	select {
+	case err := <-b.done:
+		b.done <- err
+	case <-time.After(patience):
+		b.t.Fatal("the run does not end")
+	}
+}
+
 func (b *bench) own(token int64) (o *membership.Ownership, end func()) {
 	w := rebalance.Want{Partition: registry.Partition{Topic: "t"}}
 	o, _, end = membership.NewOwnership(b.session, w, token, nil)
@@ -71,25 +116,25 @@ func (b *bench) own(token int64) (o *membership.Ownership, end func()) {
 // A partition that is lost and owned again by the same member gets a new child only
 // when nothing of the old one is left; and is not given up before, either.
 func TestRunnerWaitsForTheFormerChild(t *testing.T) {
-	for range 20 {
-		b := newBench(t, `if [ -s $D/former ]; then
-			kill -0 $(cat $D/former) 2>/dev/null && echo $$ >$D/overlap
-			echo $$ >$D/second; exec sleep 100
-		fi
-		setsid sh -c 'echo $$ >$D/former; exec sleep 100' & exec sleep 100`)
-		first, end := b.own(1)
-		former := b.pid("former")
-		end()
-		b.r.Lost(first, "test")
-		second, endSecond := b.own(2)
-		b.pid("second")
-		if _, err := os.Stat(b.dir + "/overlap"); err == nil || running(former) {
-			t.Error("the second child was started while something of the first was left")
-		}
-		end()
-		endSecond()
-		b.r.Lost(second, "test")
-		b.cancel()
+	for i := range 20 {
+		t.Run(strconv.Itoa(i), func(t *testing.T) { // which ends one run before the next begins
+			b := newBench(t, `if [ -s $D/former ]; then
+				kill -0 $(cat $D/former) 2>/dev/null && echo $$ >$D/overlap
+				echo $$ >$D/second; exec sleep 100
+			fi
+			setsid sh -c 'echo $$ >$D/former; exec sleep 100' & exec sleep 100`)
+			first, end := b.own(1)
+			former := b.pid("former")
+			end()
+			b.r.Lost(first, "test")
+			second, endSecond := b.own(2)
+			b.pid("second")
+			if _, err := os.Stat(b.dir + "/overlap"); err == nil || running(former) {
+				t.Error("the second child was started while something of the first was left")
+			}
+			endSecond()
+			b.r.Lost(second, "test")
+		})
 	}
 }
 
@@ -112,16 +157,38 @@ func TestRunnerWaitsForAProcessWithoutEnvironment(t *testing.T) {
 	b.r.Lost(second, "test")
 }
 
+// One that never has an environment is not waited for: it may be anybody's. It ends with
+// the run.
+func TestRunnerDoesNotWaitForWhatNeverShows(t *testing.T) {
+	b := newBenchWith(t, Config{Watchdog: watchdogCommand(100 * time.Millisecond), limits: patientLimits,
+		Command: []string{"sh", "-c", `if [ -s $D/former ]; then echo $$ >$D/second; exec sleep 100; fi
+		(setsid env -i /bin/sh -c "echo \$\$ >$D/former; while :; do sleep 1; done" &)
+		exec sleep 100`}})
+	first, end := b.own(1)
+	former := b.pid("former")
+	end()
+	b.r.Lost(first, "test")
+	second, endSecond := b.own(2)
+	b.pid("second")
+	if !running(former) {
+		t.Error("it was ended, so this test shows nothing")
+	}
+	endSecond()
+	b.r.Lost(second, "test")
+	b.cancel()
+	b.end()
+	if running(former) {
+		t.Error("it outlives the run")
+	}
+}
+
 // A child that was lost keeps the partition of the next ownership from being given up
 // while it may run, though the watchdog does not answer; that is then killed.
 func TestRunnerKillsAWatchdogThatDoesNotKill(t *testing.T) {
 	b := newBench(t, `[ -s $D/leader ] || echo $$ >$D/leader; exec sleep 100`)
 	first, end := b.own(1)
 	pid := b.pid("leader")
-	watchdog, _ := readProcess(pid)
-	if err := unix.Kill(watchdog.parent, unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	b.stopWatchdog(pid)
 	began := time.Now()
 	end()
 	b.r.Lost(first, "test")
@@ -132,7 +199,7 @@ func TestRunnerKillsAWatchdogThatDoesNotKill(t *testing.T) {
 	if running(pid) {
 		t.Error("the partition was given up while the former child was there")
 	}
-	if took := time.Since(began); took > 10*time.Second {
+	if took := time.Since(began); took > patience {
 		t.Errorf("it took %s", took)
 	}
 	endSecond()
@@ -169,23 +236,15 @@ func TestRunnerLosesBetweenWatchdogs(t *testing.T) {
 func TestRunnerEndsThoughTheWatchdogIsStopped(t *testing.T) {
 	b := newBench(t, `echo $$ >$D/leader; exec sleep 100`)
 	o, end := b.own(1)
-	watchdog, _ := readProcess(b.pid("leader"))
+	b.pid("leader")
 	if !b.r.Drain(o) {
 		t.Fatal("lost")
 	}
 	end()
 	b.r.Revoked(o)
-	if err := unix.Kill(watchdog.parent, unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	b.stopWatchdog(0)
 	b.cancel()
-	select {
-	case err := <-b.done:
-		b.done <- err
-	case <-time.After(patience):
-		_ = unix.Kill(watchdog.parent, unix.SIGCONT)
-		t.Error("the run does not end")
-	}
+	b.end()
 }
 
 // A watchdog that is stopped for good is replaced, and the child with it.
@@ -193,10 +252,7 @@ func TestRunnerReplacesAWatchdogThatDoesNotAnswer(t *testing.T) {
 	b := newBench(t, `[ -s $D/first ] && echo $$ >$D/second || echo $$ >$D/first; exec sleep 100`)
 	o, end := b.own(1)
 	first := b.pid("first")
-	watchdog, _ := readProcess(first)
-	if err := unix.Kill(watchdog.parent, unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	b.stopWatchdog(first)
 	b.pid("second")
 	if running(first) {
 		t.Error("the first child runs beside the second")
@@ -205,11 +261,28 @@ func TestRunnerReplacesAWatchdogThatDoesNotAnswer(t *testing.T) {
 	b.r.Lost(o, "test")
 }
 
-// One that answers is not.
+// One that is slow to start is not, though it answers only then.
+func TestRunnerWaitsForAWatchdogThatStarts(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	limits := patientLimits
+	limits.start = usualLimits().start
+	b := newBenchWith(t, Config{Command: []string{"sh", "-c", "echo $$ >$D/leader; exec sleep 100"}, limits: limits,
+		Watchdog: []string{"sh", "-c", "echo $$ >>$D/watchdogs; sleep 2; exec " + self + " watchdog 1m"}})
+	o, end := b.own(1)
+	b.pid("leader")
+	b.pid("watchdogs") // if there were more, this is no number
+	end()
+	b.r.Lost(o, "test")
+}
+
+// One that answers is not, either.
 func TestAnswersCount(t *testing.T) {
-	r := &Runner{missed: maxMissed, urgent: urgency{number: 5}}
+	r := &Runner{missed: usualLimits().missed, urgent: urgency{number: 5}}
 	r.take(report{Number: 4})
-	if r.missed != 0 || r.urgent.number == 0 {
+	if r.missed != 0 || !r.answered || r.urgent.number == 0 {
 		t.Errorf("an answer that came before the urgent one: missed %d, urgent %d", r.missed, r.urgent.number)
 	}
 	r.take(report{Number: 6})
@@ -252,7 +325,7 @@ func TestCommandOf(t *testing.T) {
 // A signal goes to the very process that was seen, not to a later one of its number.
 func TestSignalGoesToTheVeryProcess(t *testing.T) {
 	k := newKennel(t)
-	id, pid := k.start("exec sleep 100", patience)
+	id, pid := k.start("exec sleep 100", 10*patience)
 	p, _ := readProcess(pid)
 	other := p
 	other.start += "1"
@@ -268,17 +341,11 @@ func TestSignalGoesToTheVeryProcess(t *testing.T) {
 // when another had died; not where the member has left.
 func TestWatchdogRevokesTheLease(t *testing.T) {
 	b := newBench(t, `exec sleep 100`)
-	var lease registry.LeaseID
-	within := func(f func()) {
-		done := make(chan struct{})
-		b.r.post(func() { defer close(done); f() })
-		<-done
-	}
 	eventually := func(what string, ok func() bool) {
 		t.Helper()
 		for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 			var is bool
-			within(func() { is = ok() })
+			b.within(func() { is = ok() })
 			if is {
 				return
 			}
@@ -294,16 +361,17 @@ func TestWatchdogRevokesTheLease(t *testing.T) {
 		}
 		return string(text)
 	}
-	eventually("the member is not registered", func() bool { lease = b.r.lease; return lease > 0 })
+	eventually("the member is not registered", func() bool { return b.r.lease > 0 })
 	var first *keeper
-	within(func() { first = b.r.keeper; first.kill() })
+	b.within(func() { first = b.r.keeper; first.kill() })
 	eventually("there is no other watchdog", func() bool { return b.r.keeper != nil && b.r.keeper != first })
 	if got := revoked(); got != "" {
 		t.Errorf("%s is revoked by nobody", got)
 	}
 	var second *keeper
-	within(func() {
-		second = b.r.keeper
+	var lease registry.LeaseID
+	b.within(func() {
+		second, lease = b.r.keeper, b.r.lease
 		if err := second.close(); err != nil {
 			t.Error(err)
 		}
@@ -316,8 +384,7 @@ func TestWatchdogRevokesTheLease(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.cancel()
-	err := <-b.done
-	b.done <- err
+	b.end()
 	if got := revoked(); got != "" {
 		t.Errorf("%s is revoked though the member has left", got)
 	}
@@ -325,7 +392,7 @@ func TestWatchdogRevokesTheLease(t *testing.T) {
 
 // A child is dead before the session's own deadline, by a margin; of what is lost, now.
 func TestDeadline(t *testing.T) {
-	s, err := registry.OpenSession(t.Context(), memory.New(), registry.SessionOptions{})
+	s, err := registry.OpenSession(t.Context(), memory.New(), registry.SessionOptions{TTL: registry.MaxTTL}) // it is not renewed meanwhile
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -367,8 +434,8 @@ func TestRunnerIsNotWatched(t *testing.T) {
 		t.Fatal(err)
 	}
 	registered := make(chan struct{})
-	r, err := New(Config{Command: []string{"true"}, Watchdog: []string{"/proc/self/exe", "watchdog"}, Stdout: os.Stderr, Stderr: os.Stderr,
-		Membership: membership.Config{Store: st, Group: "g", ID: "c", Subscription: membership.Subscription{Topics: map[string]int32{"t": 1}}, Watched: true,
+	r, err := New(Config{Command: []string{"true"}, Watchdog: watchdogCommand(patience), Stdout: os.Stderr, Stderr: os.Stderr, limits: patientLimits,
+		Membership: membership.Config{Store: st, Group: "g", ID: "c", SessionTimeout: registry.MaxTTL, Subscription: membership.Subscription{Topics: map[string]int32{"t": 1}}, Watched: true,
 			Listener: membership.Listener{Registered: func(string, registry.LeaseID) { close(registered) }}}})
 	if err != nil {
 		t.Fatal(err)

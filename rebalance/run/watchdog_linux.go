@@ -46,6 +46,7 @@ type watchdog struct {
 	children map[uint64]*watched
 	marks    map[string]uint64        // child by "<pid> <start>" of processes that were seen as its own
 	unclear  map[string]time.Duration // when processes were first seen that nothing tells whose they are
+	limit    time.Duration            // how long they count
 	null     *os.File
 	timerFD  int
 	timer    *os.File // of timerFD, on the clock that runs through suspend; Go's timers stand still meanwhile
@@ -71,7 +72,10 @@ type watched struct {
 // first process ended without having left its group, revoke is called last with its
 // lease: what it owned is free then, and need not wait for the lease to run out. It must
 // be called by the main goroutine of a process that does nothing else.
-func Watchdog(revoke func(registry.LeaseID) error) error {
+func Watchdog(revoke func(registry.LeaseID) error) error { return guard(revoke, unclearLimit) }
+
+// guard is Watchdog; unclear is for how long a process without an environment counts.
+func guard(revoke func(registry.LeaseID) error, unclear time.Duration) error {
 	// A child is killed when the thread that started it ends: it must be one that
 	// lasts as long as the process.
 	runtime.LockOSThread()
@@ -84,7 +88,7 @@ func Watchdog(revoke func(registry.LeaseID) error) error {
 	if err := becomeSubreaper(); err != nil {
 		return err
 	}
-	w := &watchdog{reports: newLines(), children: map[uint64]*watched{}, marks: map[string]uint64{}, unclear: map[string]time.Duration{}}
+	w := &watchdog{reports: newLines(), children: map[uint64]*watched{}, marks: map[string]uint64{}, unclear: map[string]time.Duration{}, limit: unclear}
 	var err error
 	if w.null, err = os.Open(os.DevNull); err != nil {
 		return err
@@ -367,7 +371,7 @@ func (w *watchdog) mayShow(unclear []process, now time.Duration) bool {
 			since = now
 		}
 		seen[p.key()] = since
-		young = young || now-since < unclearLimit
+		young = young || now-since < w.limit
 	}
 	w.unclear = seen
 	return young

@@ -14,16 +14,27 @@ import (
 	"github.com/muster-io/muster/registry"
 )
 
-// patience bounds what a test waits for.
-const patience = 20 * time.Second
+// patience bounds what a test waits for. What a test starts to be killed lives longer.
+const patience = time.Minute
 
-// The test binary is its own watchdog.
+// patientLimits are for tests in which the watchdog is not stopped, however slow it is.
+var patientLimits = limits{missed: int(patience / feedPause), start: int(patience / feedPause), urgent: patience, closing: patience}
+
+// watchdogCommand is the test binary, which is its own watchdog.
+func watchdogCommand(unclear time.Duration) []string {
+	return []string{"/proc/self/exe", "watchdog", unclear.String()}
+}
+
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == "watchdog" {
-		// What it revokes it writes into the directory of the test, where that looks.
-		if err := Watchdog(func(lease registry.LeaseID) error {
-			return os.WriteFile(filepath.Join(os.Getenv("D"), "revoked"), []byte(registry.LeaseText(lease)), 0o600)
-		}); err != nil {
+	if len(os.Args) > 2 && os.Args[1] == "watchdog" {
+		unclear, err := time.ParseDuration(os.Args[2])
+		if err == nil {
+			// What it revokes it writes into the directory of the test, where that looks.
+			err = guard(func(lease registry.LeaseID) error {
+				return os.WriteFile(filepath.Join(os.Getenv("D"), "revoked"), []byte(registry.LeaseText(lease)), 0o600)
+			}, unclear)
+		}
+		if err != nil {
 			fmt.Fprintln(os.Stderr, "watchdog:", err)
 			os.Exit(1)
 		}
@@ -42,7 +53,13 @@ type kennel struct {
 
 func newKennel(t *testing.T) *kennel {
 	t.Helper()
-	k, err := startKeeper(&Config{Watchdog: []string{"/proc/self/exe", "watchdog"}, Stdout: os.Stderr, Stderr: os.Stderr})
+	return newKennelWith(t, Config{Watchdog: watchdogCommand(patience), Stdout: os.Stderr, Stderr: os.Stderr})
+}
+
+func newKennelWith(t *testing.T, cfg Config) *kennel {
+	t.Helper()
+	cfg.limits = patientLimits
+	k, err := startKeeper(&cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,6 +92,9 @@ func (k *kennel) next(wanted func(report) bool) report {
 		case p, ok := <-k.reports:
 			if !ok {
 				k.t.Fatal("the watchdog has ended")
+			}
+			if p.Failed != nil && !wanted(p) {
+				k.t.Fatalf("%+v", p.Failed)
 			}
 			if wanted(p) {
 				return p
@@ -146,7 +166,7 @@ func (k *kennel) family() []int { return []int{k.pid("grandchild"), k.pid("stray
 func TestWatchdogTellsHowChildrenEnd(t *testing.T) {
 	k := newKennel(t)
 	for script, want := range map[string]string{"exit 0": "", "exit 3": "exit status 3", "kill -TERM $$": "signal: terminated", "kill -KILL $$": "signal: killed"} {
-		id, _ := k.start(script, patience)
+		id, _ := k.start(script, 10*patience)
 		if e := k.exited(id); e.Failure != want || e.Overdue {
 			t.Errorf("%s: %+v, want %q", script, e, want)
 		}
@@ -158,18 +178,29 @@ func TestWatchdogTellsHowChildrenEnd(t *testing.T) {
 // time is renewed is not.
 func TestWatchdogKillsInTime(t *testing.T) {
 	k := newKennel(t)
-	began := boottime()
-	overdue, pid := k.start(family+forever, time.Second)
-	renewed, other := k.start("while :; do sleep 1; done", time.Second)
-	k.send(command{Until: map[uint64]time.Duration{renewed: boottime() + patience, overdue: began + time.Second, 99: 0}})
+	const sleeper = "while :; do sleep 1; done"
+	killed := func(id uint64, until time.Duration) {
+		t.Helper()
+		if e := k.exited(id); !e.Overdue || e.Failure != "signal: killed" {
+			t.Errorf("%+v", e)
+		}
+		if now := boottime(); now < until {
+			t.Errorf("killed %s before its time was over", until-now)
+		}
+		k.gone(id)
+	}
+	k.send(command{Number: 1})
+	k.next(func(p report) bool { return p.Number == 1 }) // it is ready, and starts a child in a moment
+	until := boottime() + 3*time.Second
+	brief, _ := k.start(sleeper, 3*time.Second)
+	killed(brief, until)
+	overdue, pid := k.start(family+forever, 10*patience)
 	pids := append(k.family(), pid)
-	if e := k.exited(overdue); !e.Overdue || e.Failure != "signal: killed" {
-		t.Errorf("%+v", e)
-	}
-	if took := boottime() - began; took < time.Second {
-		t.Errorf("killed after %s, before its time was over", took)
-	}
-	k.gone(overdue)
+	renewed, other := k.start(sleeper, 10*patience)
+	until = boottime() + 4*time.Second
+	k.send(command{Until: map[uint64]time.Duration{renewed: until, overdue: until}})
+	k.send(command{Until: map[uint64]time.Duration{renewed: boottime() + 10*patience, 99: 0}})
+	killed(overdue, until)
 	for _, pid := range pids {
 		if running(pid) {
 			t.Errorf("process %d is left of what is gone", pid)
@@ -190,7 +221,7 @@ func TestWatchdogStartsNothingTooLate(t *testing.T) {
 	if f := k.next(func(p report) bool { return p.Failed != nil }).Failed; !f.Late || f.Fatal {
 		t.Errorf("%+v", f)
 	}
-	k.send(command{Start: &startCommand{ID: 2, Path: k.dir + "/nosuch", Args: []string{"x"}, Until: boottime() + patience}})
+	k.send(command{Start: &startCommand{ID: 2, Path: k.dir + "/nosuch", Args: []string{"x"}, Until: boottime() + 10*patience}})
 	if f := k.next(func(p report) bool { return p.Failed != nil }).Failed; f.Late || !f.Fatal || !strings.Contains(f.Error, "no such file") {
 		t.Errorf("%+v", f)
 	}
@@ -251,8 +282,9 @@ func TestWatchdogAsksAllToStop(t *testing.T) {
 	k := newKennel(t)
 	id, _ := k.start(`sh -c 'trap "echo \$\$ >$D/asked1; exit" TERM; echo $$ >$D/grandchild; while :; do sleep 0.01; done' &
 		setsid sh -c 'trap "echo \$\$ >$D/asked2; exit" TERM; echo $$ >$D/stray; while :; do sleep 0.01; done' &
-		trap "wait" TERM; while :; do sleep 0.01; done`, patience)
+		trap "wait" TERM; echo $$ >$D/leader; while :; do sleep 0.01; done`, 10*patience)
 	k.family()
+	k.pid("leader")
 	k.send(command{Term: id})
 	k.pid("asked1")
 	k.pid("asked2")
@@ -263,10 +295,12 @@ func TestWatchdogAsksAllToStop(t *testing.T) {
 // When the pipe closes, whoever held it, everything is killed.
 func TestWatchdogKillsAllWhenLeftAlone(t *testing.T) {
 	k := newKennel(t)
-	_, one := k.start(family+forever, patience)
-	_, two := k.start("while :; do sleep 1; done", patience)
+	_, one := k.start(family+forever, 10*patience)
+	_, two := k.start("while :; do sleep 1; done", 10*patience)
 	pids := append(k.family(), one, two)
-	k.close()
+	if err := k.close(); err != nil {
+		t.Error(err)
+	}
 	for _, pid := range pids {
 		if running(pid) {
 			t.Errorf("process %d is left", pid)
@@ -277,11 +311,12 @@ func TestWatchdogKillsAllWhenLeftAlone(t *testing.T) {
 // Nothing is left either when the watchdog is stopped and has to be killed.
 func TestNothingIsLeftOfAStoppedWatchdog(t *testing.T) {
 	k := newKennel(t)
-	_, pid := k.start(family+forever, patience)
+	_, pid := k.start(family+forever, 10*patience)
 	pids := append(k.family(), pid)
 	if err := k.cmd.Process.Signal(unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	k.closing = usualLimits().closing
 	if err := k.close(); err != nil {
 		t.Error(err)
 	}
@@ -295,7 +330,7 @@ func TestNothingIsLeftOfAStoppedWatchdog(t *testing.T) {
 // A child that is stopped, as by SIGSTOP, is asked and killed like any other.
 func TestWatchdogEndsStoppedChildren(t *testing.T) {
 	k := newKennel(t)
-	id, pid := k.start("trap 'exit 7' TERM; echo $$ >$D/leader; while :; do sleep 0.01; done", patience)
+	id, pid := k.start("trap 'exit 7' TERM; echo $$ >$D/leader; while :; do sleep 0.01; done", 10*patience)
 	k.pid("leader")
 	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
 		t.Fatal(err)
@@ -310,7 +345,7 @@ func TestWatchdogEndsStoppedChildren(t *testing.T) {
 // When the watchdog is killed, so are the children; what had left them is found.
 func TestWatchdogDoesNotOutliveItsChildren(t *testing.T) {
 	k := newKennel(t)
-	_, pid := k.start(family+forever, patience)
+	_, pid := k.start(family+forever, 10*patience)
 	strays := k.family()
 	k.kill()
 	for range k.reports {
@@ -338,7 +373,7 @@ func TestWatchdogIsNotStoppedBySignals(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	id, _ := k.start(`cat /proc/self/status >$D/status; ls -l /proc/$$/fd >$D/files; ps -o pgid= -p $$ | tr -d ' ' >$D/group; echo $$ >$D/leader`, patience)
+	id, _ := k.start(`cat /proc/self/status >$D/status; ls -l /proc/$$/fd >$D/files; ps -o pgid= -p $$ | tr -d ' ' >$D/group; echo $$ >$D/leader`, 10*patience)
 	k.gone(id)
 	status, err := os.ReadFile(k.dir + "/status")
 	if err != nil {
@@ -375,23 +410,14 @@ func TestWatchdogCopiesLines(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer out.Close()
-	k, err := startKeeper(&Config{Watchdog: []string{"/proc/self/exe", "watchdog"}, Stdout: out, Stderr: out})
-	if err != nil {
-		t.Fatal(err)
-	}
+	k := newKennelWith(t, Config{Watchdog: watchdogCommand(patience), Stdout: out, Stderr: out})
 	const n = 20
 	for i := range n {
-		k.send(command{Start: &startCommand{ID: uint64(i + 1), Path: "/bin/sh", Prefix: fmt.Sprintf("p%d ", i), Until: boottime() + patience,
+		k.send(command{Start: &startCommand{ID: uint64(i + 1), Path: "/bin/sh", Prefix: fmt.Sprintf("p%d ", i), Until: boottime() + 10*patience,
 			Args: []string{"sh", "-c", "for i in 1 2 3; do echo line $i; echo error $i >&2; done; printf end"}}})
 	}
-	left := n
-	for p := range k.reports {
-		if p.Gone != 0 {
-			left--
-		}
-		if left == 0 {
-			break
-		}
+	for range n {
+		k.next(func(p report) bool { return p.Gone != 0 })
 	}
 	want := map[string]bool{}
 	for i := range n {
@@ -405,7 +431,9 @@ func TestWatchdogCopiesLines(t *testing.T) {
 	for end := time.Now().Add(patience); time.Now().Before(end) && strings.Count(string(text), "\n") < len(want); time.Sleep(time.Millisecond) {
 		text, _ = os.ReadFile(dir + "/out")
 	}
-	k.close()
+	if err := k.close(); err != nil {
+		t.Error(err)
+	}
 	for _, line := range strings.Split(strings.TrimSuffix(string(text), "\n"), "\n") {
 		if !want[line] {
 			t.Errorf("line %q", line)
