@@ -183,7 +183,7 @@ func TestFilterThatBacktracksWithoutEnd(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "(a+)+b") {
 		t.Errorf("error %v", err)
 	}
-	if took > 3*time.Second {
+	if took > 30*time.Second { // three attempts take less than a second, but for a machine that stands still
 		t.Errorf("took %v", took)
 	}
 	for _, text := range []string{"(a+)+b", "(a|aa)*b", "(a*)*(a*)*b", "(.*)(.*)(.*)(.*)x", "(?:a?){200}b"} {
