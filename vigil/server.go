@@ -164,7 +164,7 @@ func listenPath(path string) (_ *net.UnixListener, err error) {
 	case info.Mode().Type() != fs.ModeSocket:
 		return nil, errors.New("it is there, and no socket: choose another")
 	default:
-		c, err := net.DialTimeout("unix", path, dialLimit)
+		c, err := net.Dial("unix", path) // which waits for nobody
 		if err == nil {
 			_ = c.Close()
 		}
