@@ -91,7 +91,7 @@ func (c childConfig) run() error {
 	client.Brokers(c.Brokers)
 	var leases []registry.LeaseID
 	for n := range c.Sessions {
-		lease, err := st.Grant(ctx, registry.MaxTTL)
+		lease, err := st.Grant(ctx, lasting)
 		if err != nil {
 			return err
 		}

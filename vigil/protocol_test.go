@@ -172,7 +172,7 @@ func TestConnectionEndsBeforeTheProcess(t *testing.T) {
 // What comes from outside is bounded.
 func TestLimits(t *testing.T) {
 	f := newFixture(t)
-	s := f.serve(func(o *ServerOptions) { o.MaxConnections, o.idle = 2, time.Second })
+	s := f.serve(func(o *ServerOptions) { o.MaxConnections = 2 })
 	a, lease := f.registered("a")
 	watched := f.greeted(t)
 	if !watched.add(lease, a.key, a.secret) {
@@ -181,9 +181,6 @@ func TestLimits(t *testing.T) {
 	hello := func(c *raw) { c.read(&c.g) }
 	long := strings.Repeat("x", maxMessage)
 	for name, talk := range map[string]func(c *raw){
-		"says nothing":        func(c *raw) {},
-		"asks for nothing":    hello,
-		"asks in vain":        func(c *raw) { hello(c); c.add(lease, a.key, NewSecret()) },
 		"endless line":        func(c *raw) { hello(c); _, _ = c.Write([]byte(long + long)) },
 		"endless line first":  func(c *raw) { _, _ = c.Write([]byte(long + long)) },
 		"no json":             func(c *raw) { hello(c); _, _ = c.Write([]byte("GET / HTTP/1.1\r\n\r\n")) },
@@ -218,10 +215,71 @@ func TestLimits(t *testing.T) {
 	if f.countRefused(RefusedLimit) != 1 {
 		t.Error("a third is taken")
 	}
-	// Those that are watched are not cut off for saying nothing.
-	watched.say(message{Op: opRemove, Lease: registry.LeaseText(lease)})
-	watched.ended()
-	if s.Sessions() != 1 {
+}
+
+// A connection without a session has its time, whether it asks for one or not; those that
+// are watched are not cut off for saying nothing.
+func TestIdleConnectionsEnd(t *testing.T) {
+	f := newFixture(t)
+	s := f.serve(func(o *ServerOptions) { o.idle = 300 * time.Millisecond })
+	a, lease := f.registered("a")
+	// tries asks until an answer says that it is watched, or the connection ends.
+	tries := func(c *raw, secret Secret) bool {
+		line, err := encodeLine(message{Op: opAdd, Lease: registry.LeaseText(lease), Key: a.key, Secret: hex.EncodeToString(secret[:])})
+		must(t, err)
+		for end := time.Now().Add(patience); time.Now().Before(end); {
+			if _, err := c.Write(line); err != nil {
+				return false
+			}
+			said, err := c.r.ReadBytes('\n')
+			var answer answer
+			if err != nil || json.Unmarshal(said, &answer) == nil && answer.Watched {
+				return err == nil
+			}
+		}
+		t.Error("it may ask in vain for ever")
+		return false
+	}
+	// watched takes more than one connection where this process is slow to ask.
+	watched := func() *raw {
+		for end := time.Now().Add(patience); time.Now().Before(end); {
+			if c := f.greeted(t); tries(c, a.secret) {
+				return c
+			}
+		}
+		t.Fatal("it is not watched")
+		return nil
+	}
+	stays := watched()
+	eventually(t, func() string {
+		if n := s.Connections(); n != 1 {
+			return fmt.Sprintf("%d connections", n)
+		}
+		return ""
+	})
+	for name, talk := range map[string]func() *raw{
+		"says nothing":     func() *raw { return f.dial(t) },
+		"asks for nothing": func() *raw { return f.greeted(t) },
+		"asks in vain":     func() *raw { c := f.greeted(t); tries(c, NewSecret()); return c },
+		"takes back all it had": func() *raw {
+			c := watched()
+			c.say(message{Op: opRemove, Lease: registry.LeaseText(lease)})
+			return c
+		},
+	} {
+		before := f.countRefused(RefusedMessage)
+		talk().ended()
+		if f.countRefused(RefusedMessage) == before {
+			t.Errorf("%s: not refused", name)
+		}
+		eventually(t, func() string {
+			if n := s.Connections(); n != 1 {
+				return fmt.Sprintf("%s: %d connections", name, n)
+			}
+			return ""
+		})
+	}
+	if s.Sessions() != 1 || !stays.add(lease, a.key, a.secret) {
 		t.Errorf("%d sessions", s.Sessions())
 	}
 }
@@ -261,9 +319,14 @@ func TestNumberOfAnotherProcess(t *testing.T) {
 	a, lease := f.registered("a")
 	stranger := exec.Command("sleep", "1000")
 	must(t, stranger.Start())
-	found := make(chan struct{})
+	t.Cleanup(func() {
+		_ = stranger.Process.Kill()
+		_ = stranger.Wait()
+	})
+	asked, found := make(chan struct{}), make(chan struct{})
 	s := f.serve(func(o *ServerOptions) {
 		o.peer = func(c *net.UnixConn) (*process, error) {
+			close(asked)
 			// The consumer has gone, and what it left in the socket can still be read.
 			<-found
 			return findPeer(c, func(int) (int, error) { return openPid(stranger.Process.Pid) })
@@ -272,6 +335,7 @@ func TestNumberOfAnotherProcess(t *testing.T) {
 	c := f.dial(t)
 	c.say(message{Op: opAdd, Lease: registry.LeaseText(lease), Key: a.key, Secret: hex.EncodeToString(a.secret[:])})
 	must(t, c.Close())
+	<-asked // or the stranger's end would come first, and show nothing
 	close(found)
 	eventually(t, func() string {
 		if s.Connections() != 0 && s.Sessions() == 0 {

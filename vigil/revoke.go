@@ -49,7 +49,7 @@ const (
 // standing returns those sessions whose registration stands as the asker said.
 func (s *Server) standing(list []session) ([]session, error) {
 	// Not under the server's context: what has begun when it closes is finished.
-	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
+	ctx, cancel := context.WithTimeout(context.Background(), s.o.call)
 	defer cancel()
 	var t registry.Txn
 	for _, a := range list {
@@ -146,7 +146,7 @@ func (s *Server) revokeAll(list []session, p *process, noticed time.Time) (again
 }
 
 func (s *Server) revoke(lease registry.LeaseID) error {
-	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
+	ctx, cancel := context.WithTimeout(context.Background(), s.o.call)
 	defer cancel()
 	return s.o.Store.Revoke(ctx, lease)
 }

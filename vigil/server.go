@@ -34,8 +34,8 @@ type ServerOptions struct {
 	Logger         *slog.Logger // nil discards
 
 	// For tests: how a process is found, and times in place of the limits below.
-	peer         func(*net.UnixConn) (*process, error)
-	idle, linger time.Duration
+	peer               func(*net.UnixConn) (*process, error)
+	idle, linger, call time.Duration
 }
 
 // Limits. A consumer that is refused loses nothing but that its death is noticed by
@@ -114,6 +114,9 @@ func Serve(o ServerOptions) (*Server, error) {
 	}
 	if o.linger == 0 {
 		o.linger = lingerLimit
+	}
+	if o.call == 0 {
+		o.call = callLimit
 	}
 	s := &Server{o: o, log: o.Logger.With("part", "vigil"), watches: map[*watch]struct{}{}, calls: make(chan struct{}, maxCalls)}
 	s.ctx, s.cancel = context.WithCancel(context.Background())

@@ -21,7 +21,12 @@ import (
 	"github.com/muster-io/muster/registry/registrytest"
 )
 
-const patience = 30 * time.Second
+const (
+	patience = time.Minute
+	// lasting is for leases, which nobody renews here, and for limits of the server that a
+	// test is not about.
+	lasting = time.Hour
+)
 
 func must(t testing.TB, err error) {
 	t.Helper()
@@ -66,7 +71,7 @@ func newFixture(t testing.TB) *fixture {
 
 func (f *fixture) serve(change ...func(*ServerOptions)) *Server {
 	f.t.Helper()
-	o := ServerOptions{Store: f.st, ClusterID: f.id, Broker: 1, Hooks: Hooks{
+	o := ServerOptions{Store: f.st, ClusterID: f.id, Broker: 1, idle: lasting, linger: lasting, call: patience, Hooks: Hooks{
 		OnDeath: func(i DeathInfo) {
 			f.mu.Lock()
 			defer f.mu.Unlock()
@@ -112,14 +117,19 @@ func (f *fixture) stands(id string) bool {
 	return kv != nil
 }
 
-// gone waits until a registration is not there, which its lease alone would take a
-// minute to bring about, and tells how long that took.
+// gone waits until a registration that was there is not, which its lease alone would take
+// an hour to bring about, and tells how long that took.
 func (f *fixture) gone(id string) time.Duration {
 	f.t.Helper()
 	began := time.Now()
-	ctx, cancel := context.WithTimeout(f.t.Context(), registry.MaxTTL/2)
+	ctx, cancel := context.WithTimeout(f.t.Context(), patience)
 	defer cancel()
-	for r := range f.st.WatchKey(ctx, key(id), 1) {
+	kv, revision, err := registry.GetKey(ctx, f.st, key(id))
+	must(f.t, err)
+	if kv == nil {
+		return time.Since(began)
+	}
+	for r := range f.st.WatchKey(ctx, key(id), revision+1) {
 		must(f.t, r.Err)
 		for _, e := range r.Events {
 			if e.Deleted {
@@ -150,7 +160,7 @@ func (f *fixture) countRefused(r RefusalReason) int {
 // registered makes a registration under a lease of its own.
 func (f *fixture) registered(id string) (session wish, lease registry.LeaseID) {
 	f.t.Helper()
-	l, err := f.st.Grant(f.t.Context(), registry.MaxTTL)
+	l, err := f.st.Grant(f.t.Context(), lasting)
 	must(f.t, err)
 	w := wish{key(id), NewSecret()}
 	must(f.t, putRegistration(f.t.Context(), f.st, w.key, l.ID, w.secret))
@@ -271,7 +281,7 @@ func TestDaemonRestart(t *testing.T) {
 // A process dies while etcd is away.
 func TestRegistryAway(t *testing.T) {
 	f := newFixture(t)
-	s := f.serve()
+	s := f.serve(func(o *ServerOptions) { o.call = callLimit })
 	c := f.child(t, "c")
 	c.says("watched by 1")
 	f.st.StopServer()
