@@ -206,10 +206,15 @@ func (m *member) Snapshot(s rebalance.Snapshot, _ registry.Snapshot) {
 func (m *member) Begin(list []*membership.Ownership) {
 	for _, o := range list {
 		m.a.mu.Lock()
-		if other := m.a.holder[o.Partition]; other != nil && (other.Alive() && !m.a.damaged || other.Token > o.Token) {
+		other := m.a.holder[o.Partition]
+		if other != nil && !m.a.damaged && (other.Alive() || other.Token > o.Token) {
 			m.a.t.Errorf("%s begins with %s, token %d, while token %d lives", m.ID(), o.Partition, o.Token, other.Token)
 		}
-		m.a.holder[o.Partition] = o
+		// What is taken away before the claimer has its answer may have gone to another by
+		// then, who has begun already.
+		if other == nil || o.Token > other.Token {
+			m.a.holder[o.Partition] = o
+		}
 		m.a.mu.Unlock()
 		m.note("begin #", o)
 	}
