@@ -331,16 +331,35 @@ func TestWhatIsTakenAwayComesBack(t *testing.T) {
 	p := createTopic(t, topic, 1)[0]
 	paths := root.Group(group)
 	lost := make(chan string, 10)
-	start(t, consumer.Config{ID: "c", Group: group, Topics: map[string]int32{topic: 1},
+	isLost := func() string {
+		t.Helper()
+		select {
+		case reason := <-lost:
+			return reason
+		case <-time.After(patience):
+			t.Fatal("no loss is noticed")
+			return ""
+		}
+	}
+	c := start(t, consumer.Config{ID: "c", Group: group, Topics: map[string]int32{topic: 1},
 		Listener: consumer.Listener{Lost: func(_ registry.Partition, reason string) { lost <- reason }}},
 		func(context.Context, *consumer.Record) error { return nil })
-	ownedAs(t, group, topic, "0:c")
+	begun := func() { // the owner key comes before: what is taken away by then was not begun, and is not told to be lost
+		t.Helper()
+		eventually(t, func() string {
+			if len(c.Assigned()) == 0 {
+				return "partition is not handed over"
+			}
+			return ""
+		})
+	}
+	begun()
 	first := owners(t, group)[p]
 
 	_, err := shared.store.Txn(t.Context(), registry.Txn{Then: []registry.Op{registry.Delete(paths.Owner(p))}})
 	must(t, err)
 	// Whichever says it first: the watch, or a commit.
-	if reason := <-lost; reason != "owner key was deleted" && reason != "commit was fenced" {
+	if reason := isLost(); reason != "owner key was deleted" && reason != "commit was fenced" {
 		t.Errorf("lost: %s", reason)
 	}
 	eventually(t, func() string {
@@ -361,8 +380,9 @@ func TestWhatIsTakenAwayComesBack(t *testing.T) {
 		return ""
 	})
 
+	begun()
 	must(t, shared.store.Revoke(t.Context(), first.Lease))
-	<-lost
+	isLost()
 	eventually(t, func() string {
 		if again, ok := owners(t, group)[p]; !ok || again.Lease == first.Lease {
 			return "partition is not owned under a new lease"
