@@ -25,7 +25,7 @@ func put(t *testing.T, st registry.Store, key, value string, lease registry.Leas
 func watchable(t *testing.T, partitions int) (st registry.Store, claim func(n int)) {
 	t.Helper()
 	st = memory.New()
-	lease, err := st.Grant(t.Context(), time.Minute)
+	lease, err := st.Grant(t.Context(), time.Hour)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,7 +100,7 @@ func TestLooksAtAGroupArePutOff(t *testing.T) {
 func TestTheEndOfAStormIsTold(t *testing.T) {
 	const partitions = 1000
 	st, claim := watchable(t, partitions)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	f := GroupFollower{Store: st, Group: watchedGroup, Started: func(int64) {
 		go func() {

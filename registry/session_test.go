@@ -336,7 +336,8 @@ func TestSessionDeathIsSeenByAll(t *testing.T) {
 // it a moment ago and the reason is not there yet.
 func TestSessionErrOfTheDead(t *testing.T) {
 	for range 300 {
-		st := &stoppable{Store: memory.New()}
+		st := &stoppable{Store: memory.New(), gate: make(chan struct{}), came: make(chan struct{}, 1000)}
+		close(st.gate) // a renewal is due if this is slow
 		s := openSession(t, st)
 		st.jumped.Store(int64(2 * ttl))
 		var group sync.WaitGroup

@@ -44,7 +44,7 @@ func groupOf(prefix string) registry.GroupPaths {
 
 func join(t *testing.T, st registry.Store, prefix, name string) *member {
 	t.Helper()
-	s, err := registry.OpenSession(within(t), st, registry.SessionOptions{})
+	s, err := registry.OpenSession(within(t), st, registry.SessionOptions{TTL: patience})
 	if err != nil {
 		t.Fatal(err)
 	}

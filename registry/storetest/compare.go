@@ -404,7 +404,7 @@ func remainingOf(lease int) action {
 		if err != nil {
 			return kind(err)
 		}
-		return left.Round(time.Minute).String()
+		return left.Round(time.Hour).String() // one side is asked a little later, and the comparison may take minutes
 	}}
 }
 
@@ -441,7 +441,7 @@ func (c *comparison) expire() action {
 	c.done.Expired++
 	lease, keys := c.leases, []string{c.prefix + "b", c.prefix + "a/2", c.prefix + "a"}
 	return action{fmt.Sprintf("let lease %d run out", lease), func(ctx context.Context, s *side) string {
-		l, err := s.st.Grant(ctx, 1700*time.Millisecond)
+		l, err := s.st.Grant(ctx, 3700*time.Millisecond)
 		if err != nil {
 			return kind(err)
 		}
