@@ -23,6 +23,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 		return list
 	}
 	before := len(left())
+	least := time.Hour
 	for range 5 {
 		st, err := Open(t.Context(), Options{Endpoints: []string{good, silentEndpoint(t), deadEndpoint()}})
 		if err != nil {
@@ -36,16 +37,19 @@ func TestCloseLeavesNothing(t *testing.T) {
 		c, _ := st.conns.use(t.Context())
 		st.conns.tell(connEvent{conn: c, lost: true}) // all are asked now
 		v.Close()
-		if err := s.Close(within(t, 5*time.Second)); err != nil {
+		if err := s.Close(within(t, longEnough)); err != nil {
 			t.Error(err)
 		}
 		began := time.Now()
 		st.Close()
-		if took := time.Since(began); took > 3*time.Second {
-			t.Errorf("Close took %s", took)
-		}
+		least = min(least, time.Since(began))
 	}
-	for deadline := time.Now().Add(10 * time.Second); len(left()) > before; time.Sleep(20 * time.Millisecond) {
+	// A question to a silent member takes questionLimit, each time. A Close that waits for
+	// the machine does so now and then.
+	if least > questionLimit/2 {
+		t.Errorf("the fastest Close took %s", least)
+	}
+	for deadline := time.Now().Add(longEnough); len(left()) > before; time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%d goroutines of the Stores, %d before:\n%s", len(left()), before, strings.Join(left(), "\n\n"))
 		}

@@ -86,6 +86,10 @@ func freePorts(t *testing.T, dir string) ServerOptions {
 	return ServerOptions{Name: "test", Dir: dir, ListenClient: "http://" + freeport.Must(), ListenPeer: "http://" + freeport.Must()}
 }
 
+// longEnough bounds a wait for what is sure to come, on a machine that stands still for
+// seconds too.
+const longEnough = time.Minute
+
 func within(t *testing.T, d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), d)
 	t.Cleanup(cancel)
