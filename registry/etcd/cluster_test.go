@@ -135,7 +135,7 @@ func (p *process) await() {
 	case <-p.ended:
 		data, _ := os.ReadFile(p.log)
 		p.t.Fatalf("%s ended: %s", p.o.Name, data)
-	case <-time.After(30 * time.Second):
+	case <-time.After(longEnough):
 		p.t.Fatalf("%s is not ready", p.o.Name)
 	}
 }
@@ -169,7 +169,7 @@ func awaitStopped(t *testing.T, pid int) {
 			return err == nil && ok && !strings.ContainsAny(state[:1], "TZX")
 		})
 	}
-	for end := time.Now().Add(5 * time.Second); running(); time.Sleep(100 * time.Microsecond) {
+	for end := time.Now().Add(longEnough); running(); time.Sleep(100 * time.Microsecond) {
 		if time.Now().After(end) {
 			t.Fatalf("process %d does not stand after SIGSTOP", pid)
 		}
@@ -190,7 +190,7 @@ func (p *process) back(s syscall.Signal) {
 // leader asks until all members agree on who leads.
 func (c *cluster) leader() *process {
 	c.t.Helper()
-	ctx := within(c.t, 30*time.Second)
+	ctx := within(c.t, longEnough)
 	for ctx.Err() == nil {
 		leaders := map[uint64]int{}
 		var found *process
@@ -233,6 +233,8 @@ func (c *cluster) other(than *process) *process {
 type traffic struct {
 	t       *testing.T
 	st      *Store
+	turns   lockedBuffer // a line for each time that the Store turns to another member
+	term    uint64       // of the leader in the beginning
 	session *registry.Session
 	view    *registry.View
 	stop    context.CancelFunc
@@ -255,12 +257,13 @@ type traffic struct {
 
 func startTraffic(t *testing.T, endpoint string) *traffic {
 	t.Helper()
-	st, err := Open(t.Context(), Options{Endpoints: []string{endpoint}})
+	w := &traffic{t: t, least: time.Hour, acknowledged: map[int64]bool{}}
+	st, err := Open(t.Context(), Options{Endpoints: []string{endpoint}, Logger: slog.New(slog.NewTextHandler(&w.turns, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &traffic{t: t, st: st, least: time.Hour, acknowledged: map[int64]bool{}}
-	if w.session, err = registry.OpenSession(t.Context(), st, registry.SessionOptions{TTL: 6 * time.Second}); err != nil {
+	w.st = st
+	if w.session, err = registry.OpenSession(t.Context(), st, registry.SessionOptions{TTL: trafficTTL}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := registry.Register(t.Context(), st, w.session, "/ids/"+registry.LeaseText(w.session.Lease()), nil); err != nil {
@@ -269,6 +272,7 @@ func startTraffic(t *testing.T, endpoint string) *traffic {
 	if w.view, err = registry.OpenView(t.Context(), st, []string{"/traffic/", "/ids/"}, registry.ViewOptions{}, nil); err != nil {
 		t.Fatal(err)
 	}
+	w.term = w.nowTerm()
 	ctx, cancel := context.WithCancel(t.Context())
 	w.stop = cancel
 	writing, still := context.WithCancel(ctx)
@@ -281,12 +285,33 @@ func startTraffic(t *testing.T, endpoint string) *traffic {
 	return w
 }
 
-const writeEvery = 20 * time.Millisecond
+const (
+	writeEvery = 20 * time.Millisecond
+	// trafficTTL is longer than a member is away and the machine stands still together;
+	// a session that is not renewed meanwhile comes close to its end.
+	trafficTTL = 18 * time.Second
+	// callWithin is long enough for a call to outlive a loss and an election.
+	callWithin = 30 * time.Second
+)
+
+// nowTerm is the term of the leader.
+func (w *traffic) nowTerm() uint64 {
+	w.t.Helper()
+	for ctx := within(w.t, longEnough); ; time.Sleep(20 * time.Millisecond) {
+		res, err := w.st.Client().MemberList(ctx)
+		if err == nil {
+			return res.Header.RaftTerm
+		}
+		if ctx.Err() != nil {
+			w.t.Fatal(err)
+		}
+	}
+}
 
 func (w *traffic) write(ctx context.Context) {
 	last := time.Now()
 	for ctx.Err() == nil {
-		limited, cancel := context.WithTimeout(ctx, 5*time.Second)
+		limited, cancel := context.WithTimeout(ctx, callWithin)
 		res, err := w.st.Txn(limited, registry.Txn{Then: []registry.Op{registry.Put("/traffic/x", nil, 0)}})
 		cancel()
 		w.mu.Lock()
@@ -312,7 +337,7 @@ func (w *traffic) write(ctx context.Context) {
 func (w *traffic) read(ctx context.Context) {
 	for ctx.Err() == nil {
 		began := time.Now()
-		limited, cancel := context.WithTimeout(ctx, 5*time.Second)
+		limited, cancel := context.WithTimeout(ctx, callWithin)
 		_, err := w.st.Range(limited, registry.RangeRequest{Key: "/traffic/x"})
 		cancel()
 		w.mu.Lock()
@@ -372,8 +397,8 @@ func (w *traffic) end(name string, limit time.Duration) {
 	w.still()
 	w.writer.Wait()
 	rev := put(w.t, w.st, "/traffic/last", "")
-	until(w.t, w.view, 5*time.Second, at(rev))
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	until(w.t, w.view, longEnough, at(rev))
+	for deadline := time.Now().Add(longEnough); ; time.Sleep(5 * time.Millisecond) {
 		w.mu.Lock()
 		shown := w.shown
 		w.mu.Unlock()
@@ -399,15 +424,18 @@ func (w *traffic) end(name string, limit time.Duration) {
 		w.t.Errorf("%s: paused for longer than %s", name, limit)
 	}
 	// The one write that is under way when the member is lost has no answer, and must
-	// not be made again. The next waits for a member, and a leader, that work.
-	if w.failed > 1 || w.readsFailed > 0 {
-		w.t.Errorf("%s: %d writes and %d reads failed", name, w.failed, w.readsFailed)
+	// not be made again. The next waits for a member, and a leader, that work. On a busy
+	// machine members are given up, and leaders, that are only slow.
+	elections := int(w.nowTerm() - w.term)
+	turns := strings.Count(w.turns.String(), "turned to another etcd member")
+	if w.failed > max(turns, 1)+max(elections-1, 0) || w.readsFailed > 0 {
+		w.t.Errorf("%s: %d writes and %d reads failed; the Store has turned %d times, of %d elections", name, w.failed, w.readsFailed, turns, elections)
 	}
 	if !w.session.Alive() || w.least < time.Second {
 		w.t.Errorf("%s: the session came to within %s of its end: %v", name, w.least, w.session.Err())
 	}
 	w.view.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), longEnough)
 	defer cancel()
 	if err := w.session.Close(ctx); err != nil {
 		w.t.Errorf("%s: %v", name, err)
@@ -420,10 +448,11 @@ func (w *traffic) end(name string, limit time.Duration) {
 func TestLossOfOneMember(t *testing.T) {
 	t.Parallel()
 	const (
-		// Long enough for the silence to be noticed, and for an election besides:
-		// etcd's own takes 1 to 2 s.
-		follower = 3 * time.Second
-		election = 5 * time.Second
+		// Long enough for the silence to be noticed, which takes 1 s, for an election
+		// besides, etcd's own takes 1 to 2 s, and for a machine that stands still
+		// meanwhile; and shorter than the member is away.
+		limit = 8 * time.Second
+		away  = 11 * time.Second // past the renewal that would otherwise be the last
 	)
 	for how, signal := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "paused": syscall.SIGSTOP} {
 		t.Run(how, func(t *testing.T) {
@@ -432,22 +461,21 @@ func TestLossOfOneMember(t *testing.T) {
 			for _, s := range []struct {
 				name           string
 				victim, client func(leader *process) *process
-				limit          time.Duration
 			}{
-				{"own member, a follower", c.other, c.other, follower},
-				{"own member, the leader", itself, itself, election},
-				{"the leader, not the own one", itself, c.other, election},
-				{"a follower, not the own one", c.other, itself, follower},
+				{"own member, a follower", c.other, c.other},
+				{"own member, the leader", itself, itself},
+				{"the leader, not the own one", itself, c.other},
+				{"a follower, not the own one", c.other, itself},
 			} {
 				leader := c.leader()
 				victim := s.victim(leader)
 				w := startTraffic(t, s.client(leader).o.ListenClient)
 				time.Sleep(500 * time.Millisecond)
 				victim.signal(signal)
-				time.Sleep(4500 * time.Millisecond) // past the renewal that would otherwise be the last
+				time.Sleep(away)
 				victim.back(signal)
 				time.Sleep(500 * time.Millisecond)
-				w.end(how+": "+s.name, s.limit)
+				w.end(how+": "+s.name, limit)
 			}
 		})
 	}
@@ -475,7 +503,7 @@ func loseQuorum(t *testing.T, c *cluster, signal syscall.Signal) {
 		t.Fatal(err)
 	}
 	v := openView(t, st, registry.ViewOptions{}, "/quorum/")
-	until(t, v, 5*time.Second, at(put(t, st, "/quorum/a", "1")))
+	until(t, v, longEnough, at(put(t, st, "/quorum/a", "1")))
 	var victims []*process
 	for _, m := range c.members {
 		if m != own {
@@ -483,6 +511,7 @@ func loseQuorum(t *testing.T, c *cluster, signal syscall.Signal) {
 			m.signal(signal)
 		}
 	}
+	const limit = 12 * time.Second // much longer than it takes to see that there is no quorum
 	var calls sync.WaitGroup
 	for name, call := range map[string]func(ctx context.Context) error{
 		"write": func(ctx context.Context) error {
@@ -496,17 +525,17 @@ func loseQuorum(t *testing.T, c *cluster, signal syscall.Signal) {
 		"grant": func(ctx context.Context) error { _, err := st.Grant(ctx, 6*time.Second); return err },
 	} {
 		calls.Go(func() {
-			ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), limit)
 			defer cancel()
 			began := time.Now()
 			err := call(ctx)
 			t.Logf("%v, %s: after %s: %v", signal, name, time.Since(began).Round(time.Millisecond), err)
-			if !errors.Is(err, ErrNoQuorum) || time.Since(began) > 5*time.Second {
+			if !errors.Is(err, ErrNoQuorum) || time.Since(began) > limit+callLimit/3 {
 				t.Errorf("%v, %s: after %s: %v", signal, name, time.Since(began), err)
 			}
 		})
 	}
-	if _, err := Open(t.Context(), Options{Endpoints: []string{own.o.ListenClient}, DialTimeout: 2 * time.Second}); err == nil ||
+	if _, err := Open(t.Context(), Options{Endpoints: []string{own.o.ListenClient}, DialTimeout: 10 * time.Second}); err == nil ||
 		!strings.Contains(err.Error(), "most members of its cluster do not") {
 		t.Errorf("%v: open without a quorum: %v", signal, err)
 	}
@@ -523,12 +552,12 @@ func loseQuorum(t *testing.T, c *cluster, signal syscall.Signal) {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		if res, err := st.Txn(ctx, registry.Txn{Then: []registry.Op{registry.Put("/quorum/a", []byte("3"), 0)}}); err == nil {
 			rev = res.Revision
-		} else if time.Since(began) > 15*time.Second {
+		} else if time.Since(began) > longEnough {
 			t.Fatalf("%v: not written after the quorum is back: %v", signal, err)
 		}
 		cancel()
 	}
-	until(t, v, 5*time.Second, at(rev))
+	until(t, v, longEnough, at(rev))
 	t.Logf("%v: written and seen %s after the quorum is back", signal, time.Since(began).Round(time.Millisecond))
 	victims[1].back(signal)
 	v.Close()
