@@ -34,7 +34,7 @@ func enableAuth(t *testing.T, endpoint string) {
 		func(ctx context.Context) error { _, err := c.UserGrantRole(ctx, "alice", "kc"); return err },
 		func(ctx context.Context) error { _, err := c.AuthEnable(ctx); return err },
 	} {
-		if err := f(within(t, 10*time.Second)); err != nil {
+		if err := f(within(t, longEnough)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -57,6 +57,7 @@ func openAs(t *testing.T, endpoint, user string) *Store {
 // A restarted etcd knows no token any more: session, View and calls take new ones.
 func TestRestartWithUsers(t *testing.T) {
 	t.Parallel()
+	const ttl = 20 * time.Second // a busy machine takes seconds for the restart
 	o := freePorts(t, t.TempDir())
 	o.bcryptCost = cheapBcrypt
 	server, err := StartServer(t.Context(), o)
@@ -66,7 +67,7 @@ func TestRestartWithUsers(t *testing.T) {
 	defer func() { server.Close() }()
 	enableAuth(t, server.Endpoint)
 	st := openAs(t, server.Endpoint, "alice")
-	s, err := registry.OpenSession(t.Context(), st, registry.SessionOptions{TTL: 10 * time.Second})
+	s, err := registry.OpenSession(t.Context(), st, registry.SessionOptions{TTL: ttl})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,30 +81,30 @@ func TestRestartWithUsers(t *testing.T) {
 		if server, err = StartServer(t.Context(), o); err != nil {
 			t.Fatal(err)
 		}
-		quiet := time.NewTimer(11 * time.Second) // past the session's time to live
+		quiet := time.NewTimer(ttl + time.Second) // past the session's time to live
 		select {
 		case <-s.Done():
 			t.Fatalf("session: %v", s.Err())
 		case <-quiet.C:
 		}
 		put(t, st, "/kc/owner", "x")
-		until(t, v, 5*time.Second, at(put(t, st, "/kc/topics/t", "2")))
+		until(t, v, longEnough, at(put(t, st, "/kc/topics/t", "2")))
 		select {
 		case r := <-keys:
 			if r.Err != nil {
 				t.Fatalf("watch of a key: %v", r.Err)
 			}
-		case <-time.After(5 * time.Second):
+		case <-time.After(longEnough):
 			t.Fatal("watch of a key is silent")
 		}
 	}
-	if err := s.Close(within(t, 5*time.Second)); err != nil {
+	if err := s.Close(within(t, longEnough)); err != nil {
 		t.Error(err)
 	}
 	if _, err := st.Range(t.Context(), registry.RangeRequest{Key: "/other"}); !errors.Is(err, registry.ErrPermission) {
 		t.Errorf("outside of the role: %v", err)
 	}
-	r, ok := <-st.Watch(within(t, 5*time.Second), "/other/", 1)
+	r, ok := <-st.Watch(within(t, longEnough), "/other/", 1)
 	if !ok || !errors.Is(r.Err, registry.ErrPermission) {
 		t.Errorf("watch outside of the role: %+v, %v", r, ok)
 	}
@@ -146,7 +147,7 @@ func TestTokenRunsOut(t *testing.T) {
 				for _, e := range r.Events {
 					seen = seen || !e.Deleted
 				}
-			case <-time.After(5 * time.Second):
+			case <-time.After(longEnough):
 				t.Fatalf("%s watch is silent", name)
 			}
 		}

@@ -75,7 +75,7 @@ func putToEvent(b *testing.B, st registry.Store, prefixes []string) {
 		for r := int64(0); r < rev; {
 			select {
 			case r = <-seen:
-			case <-time.After(10 * time.Second):
+			case <-time.After(longEnough):
 				b.Fatal("no event")
 			}
 		}

@@ -26,7 +26,7 @@ func put(t *testing.T, st registry.Store, key, value string) int64 {
 
 func txn(t *testing.T, st registry.Store, ops ...registry.Op) int64 {
 	t.Helper()
-	res, err := st.Txn(within(t, 10*time.Second), registry.Txn{Then: ops})
+	res, err := st.Txn(within(t, longEnough), registry.Txn{Then: ops})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,7 +35,7 @@ func txn(t *testing.T, st registry.Store, ops ...registry.Op) int64 {
 
 func openView(t *testing.T, st registry.Store, o registry.ViewOptions, prefixes ...string) *registry.View {
 	t.Helper()
-	v, err := registry.OpenView(within(t, 10*time.Second), st, prefixes, o, nil)
+	v, err := registry.OpenView(within(t, longEnough), st, prefixes, o, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,6 +92,10 @@ func troubled(v *registry.View) bool {
 // its key is there, and a View goes on, also one in which nothing is written.
 func TestServerRestart(t *testing.T) {
 	t.Parallel()
+	const (
+		ttl   = 20 * time.Second // a busy machine takes seconds for the restart
+		stall = 6 * time.Second
+	)
 	o := freePorts(t, t.TempDir())
 	server, err := StartServer(t.Context(), o)
 	if err != nil {
@@ -103,7 +107,7 @@ func TestServerRestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer st.Close()
-	s, err := registry.OpenSession(t.Context(), st, registry.SessionOptions{TTL: 8 * time.Second})
+	s, err := registry.OpenSession(t.Context(), st, registry.SessionOptions{TTL: ttl})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,10 +115,8 @@ func TestServerRestart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	v := openView(t, st, registry.ViewOptions{}, "/r/ids/", "/r/topics/")
-	until(t, v, 5*time.Second, shows("a=1"))
-	for troubled(v) {
-	}
+	v := openView(t, st, registry.ViewOptions{Stall: stall}, "/r/ids/", "/r/topics/")
+	until(t, v, longEnough, shows("a=1"))
 
 	server.Close()
 	down := time.Now()
@@ -123,7 +125,15 @@ func TestServerRestart(t *testing.T) {
 	}
 	t.Logf("down for %s", time.Since(down))
 	// Nobody writes. The View must hear from the store all the same.
-	quiet := time.NewTimer(4 * time.Second)
+	began := time.Now()
+	for end := began.Add(longEnough); v.Heard() > time.Since(began); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("the view has heard nothing for %s", v.Heard())
+		}
+	}
+	for troubled(v) { // of the time without a server
+	}
+	quiet := time.NewTimer(stall + 2*time.Second)
 	defer quiet.Stop()
 	select {
 	case <-v.Trouble():
@@ -133,29 +143,29 @@ func TestServerRestart(t *testing.T) {
 		t.Fatalf("session: %v", s.Err())
 	}
 	rev := put(t, st, "/r/topics/t", "2")
-	took := until(t, v, 5*time.Second, shows("a=1 t=2"))
+	took := until(t, v, longEnough, shows("a=1 t=2"))
 	t.Logf("seen after %s", took)
 	if v.Snapshot().Revision < rev {
 		t.Errorf("revision %d, want %d", v.Snapshot().Revision, rev)
 	}
 	// By now the lease would have ended, had it not been renewed since the restart.
-	wait := time.NewTimer(time.Until(down.Add(9 * time.Second)))
+	wait := time.NewTimer(time.Until(down.Add(ttl + time.Second)))
 	defer wait.Stop()
 	select {
 	case <-wait.C:
 	case <-s.Done():
 		t.Fatalf("session: %v", s.Err())
 	}
-	if kv, _, err := registry.GetKey(within(t, 5*time.Second), st, "/r/ids/a"); err != nil || kv == nil || kv.CreateRevision != reg.Revision {
+	if kv, _, err := registry.GetKey(within(t, longEnough), st, "/r/ids/a"); err != nil || kv == nil || kv.CreateRevision != reg.Revision {
 		t.Errorf("the key is %+v, error %v", kv, err)
 	}
 	if !s.Alive() {
 		t.Error("dead")
 	}
-	if err := s.Close(within(t, 5*time.Second)); err != nil {
+	if err := s.Close(within(t, longEnough)); err != nil {
 		t.Error(err)
 	}
-	until(t, v, 5*time.Second, shows("t=2"))
+	until(t, v, longEnough, shows("t=2"))
 }
 
 // A server does not wait for the watches of its clients when it is closed: that would
@@ -178,7 +188,7 @@ func TestServerCloses(t *testing.T) {
 		took := time.Since(began)
 		v.Close()
 		st.Close()
-		if took > 3*time.Second {
+		if took > 5*time.Second { // where etcd waits, it is for 5.5 s
 			t.Fatalf("closed after %s", took)
 		}
 	}
@@ -277,7 +287,7 @@ func TestViewAfterACompaction(t *testing.T) {
 	put(t, direct, p+"ids/c1", "1")
 	put(t, direct, p+"ids/c2", "2")
 	v := openView(t, far, registry.ViewOptions{}, p+"ids/", p+"topics/")
-	until(t, v, 5*time.Second, shows("c1=1 c2=2"))
+	until(t, v, longEnough, shows("c1=1 c2=2"))
 
 	k.set(true)
 	put(t, direct, p+"ids/c3", "3")
@@ -286,9 +296,9 @@ func TestViewAfterACompaction(t *testing.T) {
 	direct.Compact(rev)
 	k.drop()
 	k.set(false)
-	t.Logf("seen after %s", until(t, v, 5*time.Second, shows("c2=2 c3=3 t=4")))
+	t.Logf("seen after %s", until(t, v, longEnough, shows("c2=2 c3=3 t=4")))
 	put(t, direct, p+"ids/c5", "5")
-	until(t, v, 5*time.Second, shows("c2=2 c3=3 c5=5 t=4"))
+	until(t, v, longEnough, shows("c2=2 c3=3 c5=5 t=4"))
 
 	// Silence without an end: trouble.
 	for troubled(v) {
@@ -298,12 +308,12 @@ func TestViewAfterACompaction(t *testing.T) {
 	select {
 	case <-v.Trouble():
 		t.Logf("trouble after %s of silence", time.Since(began))
-	case <-time.After(10 * time.Second):
+	case <-time.After(longEnough):
 		t.Error("no trouble")
 	}
 	k.set(false)
 	put(t, direct, p+"ids/c6", "6")
-	until(t, v, 10*time.Second, shows("c2=2 c3=3 c5=5 c6=6 t=4"))
+	until(t, v, longEnough, shows("c2=2 c3=3 c5=5 c6=6 t=4"))
 }
 
 // case 57, second half, on etcd: created after the list, seen by the watch.
@@ -312,7 +322,7 @@ func TestViewMissesNothingBetweenListAndWatch(t *testing.T) {
 	p := storetest.Prefix(t)
 	put(t, st, p+"ids/c2", "2")
 	v := openView(t, &gap{Store: st, write: func() { put(t, st, p+"ids/c3", "3") }}, registry.ViewOptions{}, p+"ids/")
-	until(t, v, 5*time.Second, shows("c2=2 c3=3"))
+	until(t, v, longEnough, shows("c2=2 c3=3"))
 }
 
 type gap struct {
@@ -355,14 +365,12 @@ func TestProgressBringsAViewToOneRevision(t *testing.T) {
 		var took []time.Duration
 		for i := range rounds {
 			before(i)
-			began := time.Now()
 			rev := put(t, st, p+"ids/a", fmt.Sprint(i))
-			until(t, v, 5*time.Second, at(rev))
-			took = append(took, time.Since(began))
+			took = append(took, until(t, v, longEnough, at(rev)))
 		}
 		slices.Sort(took)
-		t.Logf("%s: write to consistent snapshot: median %s, 90 %% %s, most %s", name, took[rounds/2], took[rounds*9/10], took[rounds-1])
-		return took[rounds/2]
+		t.Logf("%s: write to consistent snapshot: 25 %% %s, median %s, 90 %% %s, most %s", name, took[rounds/4], took[rounds/2], took[rounds*9/10], took[rounds-1])
+		return took[rounds/4]
 	}
 	alone := measure("3 watches", func(int) {})
 	for i := range 200 {
@@ -371,8 +379,9 @@ func TestProgressBringsAViewToOneRevision(t *testing.T) {
 	many := measure("203 watches", func(int) {})
 	fresh := measure("203 watches and a new one each time", func(i int) { follow(1000 + i) })
 	for name, d := range map[string]time.Duration{"alone": alone, "many": many, "fresh": fresh} {
-		// etcd's own loop of 100 ms is what must not show; below it, the machine is shared.
-		if d > 80*time.Millisecond {
+		// etcd's own loop of 100 ms is what must not show. Each round would begin when the
+		// loop has just run, and wait for all of it; a busy machine lets some be fast.
+		if d > 60*time.Millisecond {
 			t.Errorf("%s: %s", name, d)
 		}
 	}
@@ -415,7 +424,7 @@ func TestWatchesShareAStream(t *testing.T) {
 			if !r.Progress || r.Revision < rev {
 				t.Errorf("watch %d: %+v", i, r)
 			}
-		case <-time.After(5 * time.Second):
+		case <-time.After(longEnough):
 			t.Fatalf("watch %d hears nothing", i)
 		}
 		go func() { // the reader must not stop reading
@@ -439,7 +448,7 @@ func TestOpenRefuses(t *testing.T) {
 	}
 	good := open(t).Client().Endpoints()[0]
 	for _, endpoints := range [][]string{{dead, good}, {silentEndpoint(t), good}} {
-		st, err := Open(t.Context(), Options{Endpoints: endpoints, DialTimeout: 2 * time.Second})
+		st, err := Open(t.Context(), Options{Endpoints: endpoints, DialTimeout: 20 * time.Second})
 		if err != nil {
 			t.Errorf("one endpoint of two answers: %v", err)
 			continue

@@ -214,12 +214,12 @@ func (h *holder) signal(s syscall.Signal) {
 // to live. Awake again, it neither deletes nor overwrites what another one holds by then.
 func TestFrozenHolder(t *testing.T) {
 	t.Parallel()
-	const ttl = registry.MinTTL
+	const ttl = registry.DefaultTTL // the holder is to live until it is stopped
 	st := open(t)
 	root := strings.TrimSuffix(storetest.Prefix(t), "/")
 	g := registry.Root(root).Group("g")
 	holder := startHolder(t, holderOptions{Endpoint: shared.server.Endpoint, Root: root, TTL: ttl})
-	holder.expect(20*time.Second, "claimed")
+	holder.expect(longEnough, "claimed")
 	owners := newMirror(t, st, registry.ViewOptions{}, g.Owners(), g.IDs())
 	if n := len(owners.keys()); n != 5 {
 		t.Fatalf("%d keys, want 4 owners and a registration", n)
@@ -232,7 +232,7 @@ func TestFrozenHolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer endSession(t, s)
-	until(t, owners.view, 3*ttl, func(snap registry.Snapshot) bool { return len(snap.Under(0)) == 0 && len(snap.Under(1)) == 1 })
+	until(t, owners.view, longEnough, func(snap registry.Snapshot) bool { return len(snap.Under(0)) == 0 && len(snap.Under(1)) == 1 })
 	t.Logf("its keys are gone %s after the stop, time to live %s", time.Since(stopped).Round(time.Millisecond), ttl)
 	results, _, err := claimFour(t.Context(), st, s, reg, g, "b")
 	if err != nil {
@@ -242,22 +242,22 @@ func TestFrozenHolder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	owners.reaches(10*time.Second, mine)
+	owners.reaches(longEnough, mine)
 	owners.take()
 	time.Sleep(time.Until(stopped.Add(3 * ttl)))
 	holder.signal(syscall.SIGCONT)
 	awake := time.Now()
 
-	holder.expect(5*time.Second, "lost: "+registry.ErrSessionExpired.Error())
-	if text := holder.expect(5*time.Second, "claimed again under the old guard:"); !strings.Contains(text, registry.ErrStale.Error()) {
+	holder.expect(longEnough, "lost: "+registry.ErrSessionExpired.Error())
+	if text := holder.expect(longEnough, "claimed again under the old guard:"); !strings.Contains(text, registry.ErrStale.Error()) {
 		t.Errorf("its late claim: %s", text)
 	}
-	if text := holder.expect(5*time.Second, "registered again in the old session:"); text == "<nil>" {
+	if text := holder.expect(longEnough, "registered again in the old session:"); text == "<nil>" {
 		t.Error("it registered in a session that is over")
 	}
-	holder.expect(10*time.Second, "back, held by b-0 b-0 b-0 b-0")
+	holder.expect(longEnough, "back, held by b-0 b-0 b-0 b-0")
 	t.Logf("registered again %s after it went on", time.Since(awake).Round(time.Millisecond))
-	owners.reaches(10*time.Second, put(t, st, g.Owners()+"end", ""))
+	owners.reaches(longEnough, put(t, st, g.Owners()+"end", ""))
 	var own int
 	for _, e := range owners.take() {
 		switch {

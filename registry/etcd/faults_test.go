@@ -39,7 +39,7 @@ type mirror struct {
 func newMirror(t *testing.T, st registry.Store, o registry.ViewOptions, prefixes ...string) *mirror {
 	t.Helper()
 	m := &mirror{t: t, st: st, prefixes: prefixes, copied: map[string]registry.KV{}}
-	v, err := registry.OpenView(within(t, 20*time.Second), st, prefixes, o, m.apply)
+	v, err := registry.OpenView(within(t, longEnough), st, prefixes, o, m.apply)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +113,7 @@ func (m *mirror) equalsList() {
 	snap := m.view.Snapshot()
 	var listed, viewed []registry.KV
 	for i, prefix := range m.prefixes {
-		kvs, _, err := registry.List(within(m.t, 20*time.Second), m.st, prefix, snap.Revision)
+		kvs, _, err := registry.List(within(m.t, longEnough), m.st, prefix, snap.Revision)
 		if err != nil {
 			m.t.Fatal(err)
 		}
@@ -179,7 +179,7 @@ func TestBigView(t *testing.T) {
 	}
 	changed := time.Since(began)
 	t.Logf("seed %d: opened in %s, changed in %s, the last change seen %s later", seed, opened.Round(time.Millisecond),
-		changed.Round(time.Millisecond), m.reaches(10*time.Second, rev).Round(time.Microsecond))
+		changed.Round(time.Millisecond), m.reaches(longEnough, rev).Round(time.Microsecond))
 	m.equalsList()
 }
 
@@ -218,7 +218,7 @@ func TestCompactionUnderALaggingWatch(t *testing.T) {
 	direct.Compact(rev)
 	k.drop()
 	k.set(false)
-	t.Logf("%d changes, compacted: the difference is there after %s", each*8, m.reaches(10*time.Second, rev).Round(time.Millisecond))
+	t.Logf("%d changes, compacted: the difference is there after %s", each*8, m.reaches(longEnough, rev).Round(time.Millisecond))
 	m.equalsList()
 	got := map[string]int{}
 	for _, e := range m.take() {
@@ -237,7 +237,7 @@ func TestCompactionUnderALaggingWatch(t *testing.T) {
 		t.Errorf("events %v, want %v", got, want)
 	}
 	rev = txn(t, direct, registry.Delete(name("stays", 0)))
-	m.reaches(10*time.Second, rev)
+	m.reaches(longEnough, rev)
 	if events := m.take(); len(events) != 1 || !events[0].Deleted {
 		t.Errorf("events after that: %+v", events)
 	}
@@ -251,9 +251,11 @@ func TestLeaseRevokedByHand(t *testing.T) {
 	_, st := ownServer(t) // history that another test compacts could not be listed
 	p := storetest.Prefix(t)
 	key := p + "ids/a"
-	a := announce(t, st, key, 3*time.Second)
+	const ttl = 15 * time.Second
+	a := announce(t, st, key, ttl)
 	renewal := a.Session().TTL() / 3
-	alone, err := registry.OpenSession(t.Context(), st, registry.SessionOptions{TTL: 3 * time.Second})
+	const limit = 4 * time.Second // without a renewal it would be as much again until the deadline
+	alone, err := registry.OpenSession(t.Context(), st, registry.SessionOptions{TTL: ttl})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -264,23 +266,23 @@ func TestLeaseRevokedByHand(t *testing.T) {
 	if _, err := st.Client().Revoke(t.Context(), clientv3.LeaseID(a.Session().Lease())); err != nil {
 		t.Fatal(err)
 	}
-	e, took := a.next(registry.AnnounceLost, 10*time.Second)
+	e, took := a.next(registry.AnnounceLost, longEnough)
 	t.Logf("lost %s after the revocation; renewed every %s: %v", took, renewal, e.Err)
 	// By a renewal, or sooner by what happens to the key.
-	if took > renewal+1500*time.Millisecond || !errors.Is(e.Err, registry.ErrLeaseGone) && !errors.Is(e.Err, registry.ErrTakenAway) {
+	if took > renewal+limit || !errors.Is(e.Err, registry.ErrLeaseGone) && !errors.Is(e.Err, registry.ErrTakenAway) {
 		t.Errorf("lost after %s for %v, a renewal is due every %s", took, e.Err, renewal)
 	}
-	e, took = a.next(registry.AnnounceRegistered, 10*time.Second)
+	e, took = a.next(registry.AnnounceRegistered, longEnough)
 	t.Logf("registered again %s later", took)
 	if _, err := st.Client().Revoke(t.Context(), clientv3.LeaseID(alone.Lease())); err != nil {
 		t.Fatal(err)
 	}
-	took = lost(t, alone, 10*time.Second, registry.ErrLeaseGone).Round(time.Millisecond)
+	took = lost(t, alone, longEnough, registry.ErrLeaseGone).Round(time.Millisecond)
 	t.Logf("a session without keys is lost %s after the revocation", took)
-	if took > renewal+1500*time.Millisecond {
+	if took > renewal+limit {
 		t.Errorf("lost after %s", took)
 	}
-	m.reaches(10*time.Second, e.Registration.Revision)
+	m.reaches(longEnough, e.Registration.Revision)
 	if events := m.take(); len(events) != 2 || !events[0].Deleted || events[1].CreateRevision != e.Registration.Revision || events[1].Lease != e.Lease {
 		t.Errorf("events %+v", events)
 	}
@@ -308,7 +310,7 @@ func TestThousandSessionsExpire(t *testing.T) {
 	for worker := range 50 {
 		opening.Go(func() {
 			for n := worker; n < sessions; n += 50 {
-				s, err := registry.OpenSession(t.Context(), far, registry.SessionOptions{TTL: 4 * time.Second})
+				s, err := registry.OpenSession(t.Context(), far, registry.SessionOptions{TTL: 12 * time.Second})
 				if err != nil {
 					t.Errorf("session %d: %v", n, err)
 					return
@@ -347,10 +349,10 @@ func TestThousandSessionsExpire(t *testing.T) {
 	k.set(true)
 	cut := time.Now()
 	for _, s := range all {
-		lost(t, s, 10*time.Second, registry.ErrSessionExpired)
+		lost(t, s, longEnough, registry.ErrSessionExpired)
 	}
 	t.Logf("all knew it %s after the cut", time.Since(cut).Round(time.Millisecond))
-	until(t, m.view, 20*time.Second, func(s registry.Snapshot) bool { return len(s.Under(0)) == 0 })
+	until(t, m.view, longEnough, func(s registry.Snapshot) bool { return len(s.Under(0)) == 0 })
 	t.Logf("all keys were gone %s after the cut; memory %.1f MB", time.Since(cut).Round(time.Millisecond), memoryInUse())
 	seen := map[string]bool{}
 	for _, e := range m.take() {
@@ -404,7 +406,7 @@ func plainServer(t *testing.T, change func(*embed.Config)) string {
 	t.Cleanup(e.Close)
 	select {
 	case <-e.Server.ReadyNotify():
-	case <-time.After(20 * time.Second):
+	case <-time.After(longEnough):
 		t.Fatal("etcd is not ready")
 	}
 	return o.ListenClient
@@ -412,13 +414,15 @@ func plainServer(t *testing.T, change func(*embed.Config)) string {
 
 // Field case 05, the part of etcd: it listens and is reached where an address of IPv6 says.
 func TestIPv6(t *testing.T) {
-	l, err := net.Listen("tcp", "[::1]:0")
+	o := freePorts(t, t.TempDir())
+	// The number is kept for us, whatever the address: see freeport.
+	address := strings.Replace(strings.TrimPrefix(o.ListenClient, "http://"), "127.0.0.1", "[::1]", 1)
+	l, err := net.Listen("tcp", address)
 	if err != nil {
 		t.Skipf("no IPv6 here: %v", err)
 	}
 	l.Close()
-	o := freePorts(t, t.TempDir())
-	o.ListenClient = "http://" + l.Addr().String()
+	o.ListenClient = "http://" + address
 	server, err := StartServer(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
@@ -445,7 +449,7 @@ func TestWrongPassword(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := admin.Client()
-	ctx := within(t, 20*time.Second)
+	ctx := within(t, longEnough)
 	for _, call := range []func() error{
 		func() error { _, err := c.RoleAdd(ctx, "root"); return err },
 		func() error { _, err := c.UserAdd(ctx, "root", "secret-r"); return err },
@@ -460,16 +464,16 @@ func TestWrongPassword(t *testing.T) {
 	}
 	admin.Close()
 	for _, o := range []Options{{User: "muster", Password: "wrong"}, {User: "nobody", Password: "secret-m"}, {}} {
-		o.Endpoints = []string{endpoint}
+		o.Endpoints, o.DialTimeout = []string{endpoint}, longEnough // with half of it for trying again
 		began := time.Now()
 		st, err := Open(t.Context(), o)
 		took := time.Since(began)
 		if err == nil {
-			_, err = st.Range(within(t, 5*time.Second), registry.RangeRequest{Key: "/x"})
+			_, err = st.Range(within(t, longEnough), registry.RangeRequest{Key: "/x"})
 			took = time.Since(began)
 			st.Close()
 		}
-		if err == nil || took > 4*time.Second || !strings.Contains(err.Error(), "user") {
+		if err == nil || took > longEnough/3 || !strings.Contains(err.Error(), "user") {
 			t.Errorf("user %q, password %q: after %s: %v", o.User, o.Password, took, err)
 		}
 		t.Logf("user %q, password %q: after %s: %v", o.User, o.Password, took.Round(time.Millisecond), err)
@@ -495,10 +499,10 @@ func TestWrongPassword(t *testing.T) {
 		"lease": func(ctx context.Context) error { _, err := st.Grant(ctx, time.Minute); return err },
 	} {
 		began := time.Now()
-		err := call(within(t, 5*time.Second))
+		err := call(within(t, longEnough))
 		took := time.Since(began)
 		t.Logf("after the password was changed, %s: after %s: %v", name, took.Round(time.Millisecond), err)
-		if err == nil || took > 4*time.Second || errors.Is(err, context.DeadlineExceeded) {
+		if err == nil || took > longEnough/3 || errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%s: after %s: %v", name, took, err)
 		}
 	}

@@ -12,6 +12,10 @@ import (
 	"github.com/muster-io/muster/registry/registrytest"
 )
 
+// longEnough bounds a wait for what is sure to come, on a machine that stands still for
+// seconds too.
+const longEnough = time.Minute
+
 // until waits for a condition that nothing signals.
 func until(t *testing.T, d time.Duration, what string, holds func() bool) time.Duration {
 	t.Helper()
@@ -65,12 +69,17 @@ func TestQuietViewsAfterARestart(t *testing.T) {
 		views = append(views, v)
 	}
 	rev := putKey(t, st, "/r/ids/b", "2")
-	until(t, 5*time.Second, "a change seen", func() bool { return views[0].Revision() >= rev })
+	until(t, longEnough, "a change seen", func() bool { return views[0].Revision() >= rev })
 	st.StopServer()
 	if err := st.StartServer(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(8 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+	began := time.Now()
+	until(t, longEnough, "heard from the new server", func() bool {
+		return !slices.ContainsFunc(views, func(v *registry.View) bool { return v.Heard() >= time.Since(began) })
+	})
+	before := log.count(registry.ViewTrouble) // a busy machine takes seconds for the restart
+	for end := began.Add(8 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		for i, v := range views {
 			if v.Heard() > registry.DefaultTTL {
 				t.Fatalf("view %d has heard nothing for %s", i, v.Heard())
@@ -79,8 +88,8 @@ func TestQuietViewsAfterARestart(t *testing.T) {
 	}
 	// The client goes on with each watch in the future, and so once in silence. Views
 	// that list again and again do it every 1.5 s.
-	if n := log.count(registry.ViewRelisted); n > 2*len(views) || log.count(registry.ViewTrouble) != 0 {
-		t.Errorf("%d lists and %d times trouble in %d views", n, log.count(registry.ViewTrouble), len(views))
+	if n, trouble := log.count(registry.ViewRelisted), log.count(registry.ViewTrouble)-before; n > 2*len(views) || trouble != 0 {
+		t.Errorf("%d lists and %d times trouble in %d views", n, trouble, len(views))
 	}
 }
 
@@ -126,7 +135,7 @@ func TestAnnounceOverARestart(t *testing.T) {
 	t.Parallel()
 	st := registrytest.Start(t)
 	// A busy machine may take seconds for the restart itself.
-	const patientTTL = 2 * registry.DefaultTTL
+	const patientTTL = 4 * registry.DefaultTTL
 	var patientLog announced
 	patient := announce(t, st, "/r/ids/patient", patientTTL, &patientLog)
 	before, _ := patient.Registration()
@@ -149,7 +158,7 @@ func TestAnnounceOverARestart(t *testing.T) {
 	before, _ = a.Registration()
 	lease := a.Session().Lease()
 	st.StopServer()
-	until(t, 2*registry.DefaultTTL, "the loss is told", func() bool { _, _, ok := log.nth(registry.AnnounceLost, 1); return ok })
+	until(t, longEnough, "the loss is told", func() bool { _, _, ok := log.nth(registry.AnnounceLost, 1); return ok })
 	if e, _, _ := log.nth(registry.AnnounceLost, 1); !errors.Is(e.Err, registry.ErrSessionExpired) || a.Alive() {
 		t.Errorf("lost: %v, alive %t", e, a.Alive())
 	}
@@ -157,7 +166,7 @@ func TestAnnounceOverARestart(t *testing.T) {
 	if err := st.StartServer(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("registered %s after the start", until(t, 10*time.Second, "registered again", a.Alive))
+	t.Logf("registered %s after the start", until(t, longEnough, "registered again", a.Alive))
 	kv, _, err := registry.GetKey(t.Context(), st, "/r/ids/a")
 	if err != nil || kv == nil || kv.Lease == lease || kv.Lease != a.Session().Lease() || kv.CreateRevision <= before.Revision {
 		t.Errorf("key %+v, error %v", kv, err)
@@ -173,9 +182,10 @@ func TestAnnounceOverARestart(t *testing.T) {
 // A lease revoked by hand is noticed by the watch on the key, not by the next renewal.
 func TestAnnounceWhenTheLeaseIsRevokedByHand(t *testing.T) {
 	t.Parallel()
+	const ttl = 5 * registry.DefaultTTL // so that the next renewal is far
 	st := registrytest.Start(t)
 	var log announced
-	a := announce(t, st, "/r/ids/a", registry.DefaultTTL, &log)
+	a := announce(t, st, "/r/ids/a", ttl, &log)
 	for round := 1; round <= 5; round++ {
 		before, _ := a.Registration()
 		lease := a.Session().Lease()
@@ -183,7 +193,7 @@ func TestAnnounceWhenTheLeaseIsRevokedByHand(t *testing.T) {
 		if err := st.Revoke(t.Context(), lease); err != nil {
 			t.Fatal(err)
 		}
-		until(t, 5*time.Second, "registered again", func() bool { _, _, ok := log.nth(registry.AnnounceRegistered, round+1); return ok })
+		until(t, longEnough, "registered again", func() bool { _, _, ok := log.nth(registry.AnnounceRegistered, round+1); return ok })
 		lost, noticed, ok := log.nth(registry.AnnounceLost, round)
 		again, at, _ := log.nth(registry.AnnounceRegistered, round+1)
 		if !ok || !errors.Is(lost.Err, registry.ErrLeaseGone) || lost.Lease != lease {
@@ -192,7 +202,10 @@ func TestAnnounceWhenTheLeaseIsRevokedByHand(t *testing.T) {
 		if again.Lease == lease || again.Registration.Key != before.Key || again.Registration.Revision <= before.Revision {
 			t.Errorf("again: %v after %v", again, before)
 		}
-		if took := at.Sub(noticed); took > time.Second {
+		if took := noticed.Sub(began); took > ttl/4 {
+			t.Errorf("noticed after %s", took)
+		}
+		if took := at.Sub(noticed); took > ttl/4 {
 			t.Errorf("registered again %s after the notice", took)
 		}
 		t.Logf("noticed after %s, registered again %s later", noticed.Sub(began), at.Sub(noticed))
@@ -202,7 +215,7 @@ func TestAnnounceWhenTheLeaseIsRevokedByHand(t *testing.T) {
 	}
 }
 
-// From the call of Release by one owner to Own's return for the next.
+// From Release's return for one owner to Own's for the next.
 func TestOwnHandOver(t *testing.T) {
 	t.Parallel()
 	st := registrytest.Start(t)
@@ -224,6 +237,7 @@ func TestOwnHandOver(t *testing.T) {
 		at  time.Time
 		err error
 	}
+	// What the watch takes to tell of the release: not what the machine takes to write.
 	var took []time.Duration
 	const rounds = 40
 	for i := 1; i <= rounds; i++ {
@@ -234,9 +248,12 @@ func TestOwnHandOver(t *testing.T) {
 		}()
 		time.Sleep(20 * time.Millisecond) // so that it waits
 		began := time.Now()
+		putKey(t, st, "/r/write", "")
+		write := time.Since(began)
 		if err := holder.Release(t.Context()); err != nil {
 			t.Fatal(err)
 		}
+		released := time.Now()
 		n := <-next
 		if n.err != nil {
 			t.Fatal(n.err)
@@ -244,13 +261,14 @@ func TestOwnHandOver(t *testing.T) {
 		if n.o.Token <= holder.Token {
 			t.Fatalf("token %d after %d", n.o.Token, holder.Token)
 		}
-		took = append(took, n.at.Sub(began))
+		took = append(took, n.at.Sub(released)-write)
 		holder = n.o
 	}
 	slices.Sort(took)
-	t.Logf("hand-over: median %s, most %s", took[rounds/2], took[rounds-1])
-	// etcd's own loop of 100 ms is what must not show.
-	if took[rounds/2] > 80*time.Millisecond {
-		t.Errorf("median %s", took[rounds/2])
+	t.Logf("hand-over: 25 %% %s, median %s, most %s", took[rounds/4], took[rounds/2], took[rounds-1])
+	// etcd's own loop of 100 ms is what must not show. Each round would begin when the
+	// loop has just run, and wait for the rest of it; a busy machine lets some be fast.
+	if took[rounds/4] > 40*time.Millisecond {
+		t.Errorf("three quarters take more than %s", took[rounds/4])
 	}
 }

@@ -68,7 +68,7 @@ func TestProgressFromBeforeAWatch(t *testing.T) {
 func TestProgressWhileWatchesAreOpened(t *testing.T) {
 	t.Parallel()
 	st := openOwn(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	var work sync.WaitGroup
 	defer work.Wait()
 	defer cancel()

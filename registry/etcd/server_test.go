@@ -144,7 +144,7 @@ func TestServerWaitsForItsQuorum(t *testing.T) {
 		_, err := StartServer(ctx, o)
 		failed <- err
 	}()
-	for deadline := time.Now().Add(15 * time.Second); !strings.Contains(log.String(), "waiting for most members"); time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(longEnough); !strings.Contains(log.String(), "waiting for most members"); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("says nothing: %s", log.String())
 		}
@@ -155,7 +155,7 @@ func TestServerWaitsForItsQuorum(t *testing.T) {
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("error %v", err)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(longEnough):
 		t.Fatal("does not stop")
 	}
 }
@@ -302,7 +302,7 @@ func TestServerTLS(t *testing.T) {
 		"server's not to be proved": {Options{Endpoints: endpoints, CACert: otherCA, Cert: o.Cert, Key: o.Key}, "certificate signed by unknown authority"},
 		"without TLS":               {Options{Endpoints: []string{strings.Replace(server.Endpoint, "https:", "http:", 1)}}, "no etcd at"},
 	} {
-		c.bad.DialTimeout = 2 * time.Second
+		c.bad.DialTimeout = 8 * time.Second
 		st, err := Open(t.Context(), c.bad)
 		if err == nil {
 			st.Close()
@@ -334,7 +334,7 @@ func refusal(t *testing.T, address string, o Options) error {
 		return err
 	}
 	defer c.Close()
-	c.SetReadDeadline(time.Now().Add(10 * time.Second))
+	c.SetReadDeadline(time.Now().Add(longEnough))
 	for buf := make([]byte, 1024); err == nil; {
 		_, err = c.Read(buf)
 	}
