@@ -335,7 +335,11 @@ func TestNumberOfAnotherProcess(t *testing.T) {
 	c := f.dial(t)
 	c.say(message{Op: opAdd, Lease: registry.LeaseText(lease), Key: a.key, Secret: hex.EncodeToString(a.secret[:])})
 	must(t, c.Close())
-	<-asked // or the stranger's end would come first, and show nothing
+	select {
+	case <-asked: // or the stranger's end would come first, and show nothing
+	case <-deadline(t):
+		t.Fatal("nobody asks who it is")
+	}
 	close(found)
 	eventually(t, func() string {
 		if s.Connections() != 0 && s.Sessions() == 0 {

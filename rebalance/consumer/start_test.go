@@ -237,8 +237,8 @@ func TestOwnedAgainAndAgain(t *testing.T) {
 	ghost := root.Group(group).ID("z")
 	value, err := registry.Encode(registry.ConsumerRecord{Version: 1, Subscription: cfg.Topics, Pattern: registry.PatternStatic, Strategy: []string{"range"}})
 	must(t, err)
-	const rounds = 12
-	for range rounds {
+	moved := int64(0)
+	for round := range 12 {
 		for range 4 {
 			was := s.total()
 			write(t, registry.Put(ghost, value, lease.ID))
@@ -252,13 +252,19 @@ func TestOwnedAgainAndAgain(t *testing.T) {
 		}
 		s.advance(ps) // only a is there: all are its own again
 		b := run("b")
+		want := 1 + round%2 // in every second round it ends while it takes its share, of two
+		moved += int64(want)
 		eventually(t, func() string {
+			n := 0
 			for _, kv := range owners(t, group) {
 				if string(kv.Value) == "b-0" {
-					return ""
+					n++
 				}
 			}
-			return "b owns nothing"
+			if n < want {
+				return fmt.Sprintf("b owns %d, want %d", n, want)
+			}
+			return ""
 		})
 		b.stop(t)
 		must(t, b.err)
@@ -269,8 +275,8 @@ func TestOwnedAgainAndAgain(t *testing.T) {
 	a.stop(t)
 	must(t, a.err)
 	committedAs(t, group, ps, fmt.Sprint(written))
-	if n := assigned.Load(); n < 4+rounds { // b has taken at least one of it each time
-		t.Errorf("a was assigned partitions %d times only", n)
+	if n := assigned.Load(); n < 4+moved { // what b had came back each time
+		t.Errorf("a was assigned partitions %d times, want at least %d", n, 4+moved)
 	}
 	t.Logf("%d records of each partition, %d assignments to a", written, assigned.Load())
 }
@@ -376,40 +382,56 @@ func TestDeadBrokerHoldsUpItsOwnPartitionsOnly(t *testing.T) {
 				continue // it takes seconds
 			}
 			t.Run(kind+"-"+offset, func(t *testing.T) {
-				topic, group := name(t, "t"), name(t, "g")
-				ps := handmade(t, topic, 1, 99)
-				here := slices.IndexFunc(ps, func(p registry.Partition) bool { return p.Home == 1 })
-				from := int64(0)
-				for _, p := range ps {
-					if offset != "" {
-						write(t, registry.Put(root.Group(group).Offset(p), []byte(offset), 0))
-						from = 2
-					}
-				}
-				produce(t, topic, 1, 0, 5)
+				began, stopped := 4*time.Second, 8*time.Second // the first is less than the limit of one call to a broker
 				if kind == "silent" {
-					silentBroker(t, 99)
+					began *= 3
 				}
-				s := newSequence(t)
-				s.from(ps[here], from)
-				began := time.Now()
-				c := start(t, consumer.Config{ID: "c", Group: group, Topics: map[string]int32{topic: 1}, Reset: consumer.Smallest,
-					CommitInterval: 20 * time.Millisecond}, s.handle)
-				s.reach(ps[here:here+1], 5)
-				took := time.Since(began)
-				t.Logf("the first records came after %s", took.Round(time.Millisecond))
-				if limit := 30 * time.Second; took > limit {
-					t.Errorf("the first records came after %s", took)
-				}
-				began = time.Now()
-				c.stop(t)
-				must(t, c.err)
-				if took := time.Since(began); took > consumer.DefaultLeaveTimeout/2 {
-					t.Errorf("stopped after %s", took)
+				// A machine that stands still may need another attempt.
+				for attempt := 1; ; attempt++ {
+					begin, stop := besideADeadBroker(t, kind == "silent", offset)
+					t.Logf("the first records came after %s, the end after %s", begin.Round(time.Millisecond), stop.Round(time.Millisecond))
+					if begin <= began && stop <= stopped {
+						break
+					}
+					if attempt == 3 {
+						t.Error("too late, each time")
+						break
+					}
 				}
 			})
 		}
 	}
+}
+
+// besideADeadBroker reads what is on a broker that lives, and measures how long it takes
+// until that has begun, and until the consumer has ended.
+func besideADeadBroker(t *testing.T, silent bool, offset string) (begin, stop time.Duration) {
+	t.Helper()
+	topic, group := name(t, "t"), name(t, "g")
+	ps := handmade(t, topic, 1, 99)
+	here := slices.IndexFunc(ps, func(p registry.Partition) bool { return p.Home == 1 })
+	from := int64(0)
+	for _, p := range ps {
+		if offset != "" {
+			write(t, registry.Put(root.Group(group).Offset(p), []byte(offset), 0))
+			from = 2
+		}
+	}
+	produce(t, topic, 1, 0, 5)
+	if silent {
+		silentBroker(t, 99)
+	}
+	s := newSequence(t)
+	s.from(ps[here], from)
+	began := time.Now()
+	c := start(t, consumer.Config{ID: "c", Group: group, Topics: map[string]int32{topic: 1}, Reset: consumer.Smallest,
+		CommitInterval: 20 * time.Millisecond}, s.handle)
+	s.reach(ps[here:here+1], 5)
+	begin = time.Since(began)
+	began = time.Now()
+	c.stop(t)
+	must(t, c.err)
+	return begin, time.Since(began)
 }
 
 // silentBroker registers a broker that accepts and says nothing, as one does that

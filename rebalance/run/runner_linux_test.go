@@ -113,6 +113,22 @@ func (b *bench) own(token int64) (o *membership.Ownership, end func()) {
 	return o, end
 }
 
+// ownedAgain loses a partition whose child has written "former", and owns it again until
+// there is a child that writes "second". What it returns ends that, too.
+func (b *bench) ownedAgain() (former int, loseSecond func()) {
+	b.t.Helper()
+	first, end := b.own(1)
+	former = b.pid("former")
+	end()
+	b.r.Lost(first, "test")
+	second, endSecond := b.own(2)
+	b.pid("second")
+	return former, func() {
+		endSecond()
+		b.r.Lost(second, "test")
+	}
+}
+
 // A partition that is lost and owned again by the same member gets a new child only
 // when nothing of the old one is left; and is not given up before, either.
 func TestRunnerWaitsForTheFormerChild(t *testing.T) {
@@ -123,17 +139,11 @@ func TestRunnerWaitsForTheFormerChild(t *testing.T) {
 				echo $$ >$D/second; exec sleep 100
 			fi
 			setsid sh -c 'echo $$ >$D/former; exec sleep 100' & exec sleep 100`)
-			first, end := b.own(1)
-			former := b.pid("former")
-			end()
-			b.r.Lost(first, "test")
-			second, endSecond := b.own(2)
-			b.pid("second")
+			former, loseSecond := b.ownedAgain()
 			if _, err := os.Stat(b.dir + "/overlap"); err == nil || running(former) {
 				t.Error("the second child was started while something of the first was left")
 			}
-			endSecond()
-			b.r.Lost(second, "test")
+			loseSecond()
 		})
 	}
 }
@@ -144,17 +154,11 @@ func TestRunnerWaitsForAProcessWithoutEnvironment(t *testing.T) {
 	b := newBench(t, `if [ -s $D/former ]; then echo $$ >$D/second; exec sleep 100; fi
 		(setsid env -i /bin/sh -c "echo \$\$ >$D/former; sleep 0.1; exec env `+childVariable+`=$`+childVariable+` sleep 100" &)
 		exec sleep 100`)
-	first, end := b.own(1)
-	former := b.pid("former")
-	end()
-	b.r.Lost(first, "test")
-	second, endSecond := b.own(2)
-	b.pid("second")
+	former, loseSecond := b.ownedAgain()
 	if running(former) {
 		t.Error("the second child was started while something of the first was left")
 	}
-	endSecond()
-	b.r.Lost(second, "test")
+	loseSecond()
 }
 
 // One that never has an environment is not waited for: it may be anybody's. It ends with
@@ -164,17 +168,11 @@ func TestRunnerDoesNotWaitForWhatNeverShows(t *testing.T) {
 		Command: []string{"sh", "-c", `if [ -s $D/former ]; then echo $$ >$D/second; exec sleep 100; fi
 		(setsid env -i /bin/sh -c "echo \$\$ >$D/former; while :; do sleep 1; done" &)
 		exec sleep 100`}})
-	first, end := b.own(1)
-	former := b.pid("former")
-	end()
-	b.r.Lost(first, "test")
-	second, endSecond := b.own(2)
-	b.pid("second")
+	former, loseSecond := b.ownedAgain()
 	if !running(former) {
 		t.Error("it was ended, so this test shows nothing")
 	}
-	endSecond()
-	b.r.Lost(second, "test")
+	loseSecond()
 	b.cancel()
 	b.end()
 	if running(former) {
