@@ -241,7 +241,8 @@ func (b *observer) claimed(p *process, part registry.Partition, thread string, r
 	if reg := w.ids[p.id]; reg.Lease != b.lease(part) {
 		w.fail("%s becomes the owner of %s, and is not registered under the same lease", p.id, part)
 	}
-	newest := w.views[len(w.views)-1].newest
+	now := &w.views[len(w.views)-1]
+	newest, stands := now.newest, now.snapshot.Target
 	var record int64
 	if w.target != nil {
 		record = w.target.ModRevision
@@ -249,7 +250,7 @@ func (b *observer) claimed(p *process, part registry.Partition, thread string, r
 	since := true
 	for i := len(w.views) - 1; i >= 0 && (since || w.views[i].snapshot.Revision >= record); i-- {
 		v := &w.views[i]
-		if (since || v.follows(record)) && v.gives(part, thread, record) {
+		if (since || v.follows(record)) && v.gives(part, thread, stands) {
 			return
 		}
 		since = since && v.snapshot.Revision > newest

@@ -102,14 +102,16 @@ func (v *view) divided() bool {
 }
 
 // gives tells whether a member may claim the partition by this state: by sticky, if
-// the target that stands, that of record, says so, for whatever group it was made.
-func (v *view) gives(part registry.Partition, thread string, record int64) bool {
-	if v.follows(record) {
-		due, ok := v.snapshot.Target.Assignment.Owner(part)
-		return ok && due == thread
-	}
+// the target that stands, nil if there is none, says so, for whatever group it was
+// made. The state may be older than the target: a member that writes one follows it at
+// once, and by then the group may agree on another strategy, because members have left.
+func (v *view) gives(part registry.Partition, thread string, stands *rebalance.Target) bool {
 	if rebalance.Agree(v.snapshot.Members) == rebalance.StrategySticky {
-		return false
+		if stands == nil {
+			return false
+		}
+		due, ok := stands.Assignment.Owner(part)
+		return ok && due == thread
 	}
 	a, err := v.assign()
 	if err != nil {
