@@ -261,7 +261,7 @@ func (o *delivery) fetch() {
 		if p.largest {
 			o.next = o.log.end
 		}
-		w.observer.reset(o.log, o.next)
+		w.observer.reset(o, o.log, o.next)
 		o.fetched = o.next
 		if o.next >= o.log.end {
 			o.fetch()
@@ -342,7 +342,7 @@ func (p *process) beginOnce(t *task, list []*delivery) (again []*delivery) {
 				if p.largest {
 					at.from = log.end
 				}
-				w.observer.reset(log, at.from)
+				w.observer.reset(o, log, at.from)
 			}
 			o.start(at)
 		}

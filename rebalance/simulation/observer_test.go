@@ -107,6 +107,9 @@ func (b *observer) over(o *delivery) bool {
 func (b *observer) finished(o *delivery, offset int64) {
 	b.running = slices.DeleteFunc(b.running, func(x *delivery) bool { return x == o })
 	l := o.log
+	if l.foreign(o) {
+		return
+	}
 	if offset < l.finished || l.beyond[offset] {
 		b.w.counts[finishedAgain]++
 		return
@@ -125,12 +128,23 @@ func (l *plog) advance() {
 	}
 }
 
-// reset is a position that the reset policy named.
-func (b *observer) reset(l *plog, to int64) {
+// reset is a position that the reset policy named to an owner.
+func (b *observer) reset(o *delivery, l *plog, to int64) {
+	if !l.foreign(o) {
+		l.reset(to)
+	}
+}
+
+func (l *plog) reset(to int64) {
 	l.finished = max(l.finished, to)
 	l.committed = min(l.committed, to)
 	l.advance()
 }
+
+// foreign tells whether an ownership is of a former topic. Its member may not have
+// heard of the deletion when it asks the brokers, who know the name only, and so it may
+// read the new topic's log; for that log it neither skips nor finishes anything.
+func (l *plog) foreign(o *delivery) bool { return o.token < l.created }
 
 // gone is a process that has ended: its handlers have, too.
 func (b *observer) gone(p *process) {
@@ -139,7 +153,7 @@ func (b *observer) gone(p *process) {
 
 // released is a partition that its owner gives up in order.
 func (b *observer) released(o *delivery) {
-	if o.assigned && b.logs[o.partition] == o.log {
+	if o.assigned && b.logs[o.partition] == o.log && !o.log.foreign(o) {
 		o.log.orderly = max(o.log.orderly, o.next)
 	}
 }
@@ -213,7 +227,7 @@ func (b *observer) committed(p *process, part registry.Partition, t *registry.Tx
 		if offset > l.end {
 			w.fail("%s starts %s at %d beyond its end %d", p.id, part, offset, l.end)
 		}
-		b.reset(l, offset)
+		l.reset(offset)
 	}
 	if offset < l.committed {
 		w.fail("%s commits %s offset %d, and %d was committed", p.id, part, offset, l.committed)
