@@ -23,6 +23,7 @@ type delivery struct {
 
 	revoked  bool
 	lost     bool // its context has ended
+	taken    bool // so it has because the member lost it, not because it was given up
 	exited   bool // the worker has ended
 	begun    bool // where to start is known
 	assigned bool
@@ -152,7 +153,7 @@ func (p *process) lose(a rebalance.Lose) {
 		return
 	}
 	p.w.observer.lost(o, a.Reason)
-	o.lost = true
+	o.lost, o.taken = true, true
 	delete(p.table, a.Partition)
 	p.w.counts[losses]++
 	o.pump()

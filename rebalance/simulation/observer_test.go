@@ -101,7 +101,7 @@ func (b *observer) over(o *delivery) bool {
 		return true
 	}
 	_, err := b.w.twin.Remaining(ctx, o.session.lease)
-	return err != nil || o.lost && !o.revoked
+	return err != nil || o.taken
 }
 
 func (b *observer) finished(o *delivery, offset int64) {
